@@ -1,0 +1,109 @@
+"""The one form in which sequences travel: ragged, never padded.
+
+Between processes a batch is a few flat numpy arrays and the length of each sequence. There is no padding, so nothing
+can mistake a real token for a pad: what is real is known from lengths alone. Padding exists only inside the trainer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+
+import numpy as np
+from numpy.typing import NDArray
+
+FloatArray = NDArray[np.float32]
+IntArray = NDArray[np.int64]
+
+
+@dataclass
+class SequenceBatch:
+    """N sequences of prompt and response tokens, T tokens in all, with what is known of each token and sample.
+
+    Per-token arrays have shape [T] and follow the sequences one after the other. A log-probability at position t is
+    that of token t given the tokens before it in its sequence, at the sampling temperature; 0 where none is known.
+
+    Attributes:
+        lengths: int64 [N], tokens of each sequence.
+        tokens: int32 [T], token ids.
+        token_mask: bool [T], True where the token was sampled by the policy and counts in the loss.
+        token_values: float32 [T] each: `generation_logprobs`, `prev_logprobs`, `reference_logprobs`, `advantages`.
+        sample_values: [N] each: `sample_mask` (float32, 0 leaves the sample out of the loss), `rewards` (float32),
+            `prompt_ids` (int64, which prompt), `truncated` (bool, cut at the length limit),
+            `weight_versions` (int64, version of the weights that sampled it).
+    """
+
+    lengths: IntArray
+    tokens: NDArray[np.int32]
+    token_mask: NDArray[np.bool_]
+    token_values: dict[str, FloatArray] = field(default_factory=dict)
+    sample_values: dict[str, NDArray] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        total = int(self.lengths.sum())
+        for name, values in {"tokens": self.tokens, "token_mask": self.token_mask, **self.token_values}.items():
+            if values.shape != (total,):
+                raise ValueError(f"{name} has shape {values.shape}, expected ({total},)")
+        for name, values in self.sample_values.items():
+            if values.shape != self.lengths.shape:
+                raise ValueError(f"{name} has shape {values.shape}, expected {self.lengths.shape}")
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    @property
+    def offsets(self) -> IntArray:
+        """int64 [N + 1]: sequence i holds the tokens offsets[i]:offsets[i + 1]."""
+        return np.concatenate([[0], np.cumsum(self.lengths)]).astype(np.int64)
+
+    @property
+    def sequence_ids(self) -> IntArray:
+        """int64 [T]: which sequence each token belongs to."""
+        return np.repeat(np.arange(len(self.lengths)), self.lengths)
+
+    def token_index(self, samples: Sequence[int] | IntArray) -> IntArray:
+        """Positions in the per-token arrays of the given samples' tokens, in the given order."""
+        offsets = self.offsets
+        if len(samples) == 0:
+            return np.zeros(0, dtype=np.int64)
+        return np.concatenate([np.arange(offsets[i], offsets[i + 1]) for i in samples])
+
+    def select(self, samples: Sequence[int] | IntArray) -> SequenceBatch:
+        """The given samples, in the given order (repeats allowed)."""
+        rows = np.asarray(samples, dtype=np.int64)
+        index = self.token_index(rows)
+        return SequenceBatch(
+            self.lengths[rows],
+            self.tokens[index],
+            self.token_mask[index],
+            {name: values[index] for name, values in self.token_values.items()},
+            {name: values[rows] for name, values in self.sample_values.items()},
+        )
+
+    def with_values(
+        self, tokens: dict[str, FloatArray] | None = None, samples: dict[str, NDArray] | None = None
+    ) -> SequenceBatch:
+        """The same sequences with further per-token and per-sample values."""
+        return SequenceBatch(
+            self.lengths,
+            self.tokens,
+            self.token_mask,
+            {**self.token_values, **(tokens or {})},
+            {**self.sample_values, **(samples or {})},
+        )
+
+    @staticmethod
+    def concat(batches: Sequence[SequenceBatch]) -> SequenceBatch:
+        """All sequences of the batches, which must carry the same values."""
+        if not batches:
+            raise ValueError("no batches to concatenate")
+        keys = {(frozenset(b.token_values), frozenset(b.sample_values)) for b in batches}
+        if len(keys) > 1:
+            raise ValueError(f"batches carry different values: {sorted(map(str, keys))}")
+        arrays = {f.name: np.concatenate([getattr(b, f.name) for b in batches]) for f in fields(SequenceBatch)[:3]}
+        first = batches[0]
+        return SequenceBatch(
+            **arrays,
+            token_values={k: np.concatenate([b.token_values[k] for b in batches]) for k in first.token_values},
+            sample_values={k: np.concatenate([b.sample_values[k] for b in batches]) for k in first.sample_values},
+        )

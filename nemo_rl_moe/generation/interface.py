@@ -1,0 +1,56 @@
+"""What the loops ask of a generator."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class SamplingSpec:
+    """How to sample. Token ids that end a response come from the generator's recipe and tokenizer.
+
+    Attributes:
+        temperature: 0 is greedy.
+        max_new_tokens: response tokens at most.
+        n: responses for each prompt.
+        seed: base seed; response j of prompt i is drawn with a seed made of (seed, prompt id, j), so that the same
+            prompt gets the same draws whatever it is batched with.
+    """
+
+    temperature: float
+    max_new_tokens: int
+    n: int
+    seed: int
+
+
+@dataclass
+class Completions:
+    """M sampled responses, ragged, in prompt order with the n responses of a prompt next to each other.
+
+    Attributes:
+        lengths: int64 [M], response tokens of each (the end token included when it was sampled).
+        token_ids: int32 [sum(lengths)], sampled ids exactly as drawn; never re-tokenized.
+        logprobs: float32 [sum(lengths)], of the sampled ids at the sampling temperature (at 1 when greedy).
+        truncated: bool [M], True where the response was cut at the length limit.
+        weight_versions: int64 [M], version of the weights that sampled it.
+    """
+
+    lengths: NDArray[np.int64]
+    token_ids: NDArray[np.int32]
+    logprobs: NDArray[np.float32]
+    truncated: NDArray[np.bool_]
+    weight_versions: NDArray[np.int64]
+
+    @staticmethod
+    def concat(parts: Sequence[Completions]) -> Completions:
+        """All responses of the parts, in order."""
+        return Completions(
+            *(
+                np.concatenate([getattr(p, name) for p in parts])
+                for name in ("lengths", "token_ids", "logprobs", "truncated", "weight_versions")
+            )
+        )

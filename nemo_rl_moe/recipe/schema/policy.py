@@ -1,0 +1,165 @@
+"""`policy`: the model that is trained, how it is laid out over devices, and its optimizer."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+
+from nemo_rl_moe.recipe.schema.base import Section
+from nemo_rl_moe.recipe.schema.generation import GenerationConfig
+
+
+class TokenizerConfig(Section):
+    """Which tokenizer turns text into ids."""
+
+    name: str | None = None
+    """Folder or hub id of the tokenizer; null takes `policy.model_name`."""
+    chat_template: str | None = None
+    """Jinja chat template that replaces the tokenizer's own; null keeps it."""
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    """Extra variables given to the chat template, such as `enable_thinking`."""
+
+
+class SequencePackingConfig(Section):
+    """Several sequences in one row of the micro-batch, kept apart by a block-diagonal mask."""
+
+    enabled: bool = True
+    """Pack sequences; off means one padded row for each sequence."""
+    train_mb_tokens: PositiveInt | None = None
+    """Tokens at most in one packed training micro-batch; null is max_total_sequence_length x train_micro_batch_size."""
+    logprob_mb_tokens: PositiveInt | None = None
+    """Tokens at most in one packed log-probability micro-batch; null is max_total_sequence_length x logprob_batch_size."""
+    algorithm: Literal["first_fit_decreasing"] = "first_fit_decreasing"
+    """How sequences are put into micro-batches."""
+
+
+class OptimizerConfig(Section):
+    """Megatron's optimizer."""
+
+    optimizer: Literal["adam", "sgd"] = "adam"
+    """Update rule; adam is AdamW (decoupled weight decay)."""
+    lr: PositiveFloat = 5.0e-6
+    """Peak learning rate."""
+    min_lr: NonNegativeFloat = 5.0e-7
+    """Learning rate at the end of the decay."""
+    weight_decay: NonNegativeFloat = 0.01
+    """Decoupled weight decay."""
+    adam_beta1: float = Field(0.9, ge=0, lt=1)
+    """Decay of Adam's first moment."""
+    adam_beta2: float = Field(0.999, ge=0, lt=1)
+    """Decay of Adam's second moment."""
+    adam_eps: PositiveFloat = 1.0e-8
+    """Added to Adam's denominator."""
+    sgd_momentum: float = Field(0.9, ge=0, lt=1)
+    """Momentum of sgd."""
+    use_distributed_optimizer: bool = True
+    """Shard optimizer state over the data-parallel ranks (ZeRO-1)."""
+
+
+class SchedulerConfig(Section):
+    """Learning rate over optimizer steps."""
+
+    lr_decay_style: Literal["constant", "linear", "cosine"] = "constant"
+    """Shape after the warm-up."""
+    lr_warmup_iters: NonNegativeInt = 0
+    """Optimizer steps of linear warm-up."""
+    lr_warmup_init: NonNegativeFloat = 0.0
+    """Learning rate at the first warm-up step."""
+    lr_decay_iters: PositiveInt = 1000
+    """Optimizer step at which min_lr is reached."""
+
+
+class DdpConfig(Section):
+    """Megatron's DistributedDataParallel."""
+
+    overlap_grad_reduce: bool = False
+    """Reduce gradient buckets while backward still runs."""
+    overlap_param_gather: bool = False
+    """Gather updated parameters while the next forward runs; needs the distributed optimizer."""
+    grad_reduce_in_fp32: bool = False
+    """Accumulate and reduce gradients in float32."""
+
+
+class MegatronConfig(Section):
+    """`policy.megatron_cfg`: parallel layout, mixture-of-experts and optimizer settings."""
+
+    enabled: bool = True
+    """Train with megatron-core (the only trainer)."""
+    tensor_model_parallel_size: PositiveInt = 1
+    """TP: ranks that share each dense matrix."""
+    pipeline_model_parallel_size: PositiveInt = 1
+    """PP: ranks that share the layers."""
+    context_parallel_size: PositiveInt = 1
+    """CP: ranks that share each sequence (GPU only)."""
+    expert_model_parallel_size: PositiveInt = 1
+    """EP: ranks that share the experts."""
+    expert_tensor_parallel_size: PositiveInt = 1
+    """ETP: ranks that share each expert's matrices."""
+    num_layers_in_first_pipeline_stage: PositiveInt | None = None
+    """Layers of the first pipeline stage; null divides evenly."""
+    num_layers_in_last_pipeline_stage: PositiveInt | None = None
+    """Layers of the last pipeline stage; null divides evenly."""
+    sequence_parallel: bool = False
+    """Shard activations along the sequence between TP regions."""
+    activation_checkpointing: bool = False
+    """Recompute every layer's activations in backward."""
+    freeze_moe_router: bool = False
+    """Do not train the router's weights."""
+    moe_router_dtype: Literal["fp32", "fp64"] = "fp32"
+    """Number format of the router's logits and probabilities."""
+    moe_router_load_balancing_type: Literal["none", "aux_loss", "seq_aux_loss"] = "none"
+    """Auxiliary balancing loss of the router."""
+    moe_aux_loss_coeff: NonNegativeFloat = 0.0
+    """Weight of the auxiliary balancing loss."""
+    moe_token_dispatcher_type: Literal["alltoall", "allgather", "flex"] = "alltoall"
+    """How tokens reach their experts; flex needs a GPU."""
+    moe_permute_fusion: bool = False
+    """Fused token permutation (Transformer Engine, GPU)."""
+    moe_grouped_gemm: bool = False
+    """All local experts in one grouped matrix product (Transformer Engine, GPU)."""
+    apply_rope_fusion: bool = False
+    """Fused rotary embedding (Transformer Engine, GPU)."""
+    bias_activation_fusion: bool = False
+    """Fused bias and activation."""
+    env_vars: dict[str, str] | None = None
+    """Environment variables of the policy workers; null sets none."""
+    optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig)
+    """Optimizer settings."""
+    scheduler: SchedulerConfig = Field(default_factory=SchedulerConfig)
+    """Learning-rate schedule."""
+    distributed_data_parallel_config: DdpConfig = Field(default_factory=DdpConfig)
+    """Gradient reduction settings."""
+
+
+class PolicyConfig(Section):
+    """`policy`: model, batches, lengths, trainer and generator."""
+
+    model_name: str
+    """Folder with a Hugging Face checkpoint (config.json, *.safetensors, tokenizer) or a hub id."""
+    tokenizer: TokenizerConfig = Field(default_factory=TokenizerConfig)
+    """Tokenizer settings."""
+    hf_config_overrides: dict[str, Any] = Field(default_factory=dict)
+    """Keys of the model's config.json to replace before the model is built."""
+    trust_remote_code: bool = False
+    """Allow code from the model folder to run."""
+    train_global_batch_size: PositiveInt = 512
+    """Samples in one optimizer step, over all data-parallel ranks."""
+    train_micro_batch_size: PositiveInt = 4
+    """Samples in one training micro-batch; with packing, it sets the token budget."""
+    logprob_batch_size: PositiveInt = 4
+    """Samples in one log-probability micro-batch; with packing, it sets the token budget."""
+    max_total_sequence_length: PositiveInt = 512
+    """Prompt and response tokens of one sample at most."""
+    make_sequence_length_divisible_by: PositiveInt = 1
+    """Each row of a micro-batch is padded to a multiple of this many tokens."""
+    precision: Literal["float32", "bfloat16"] = "bfloat16"
+    """Number format of the trainer's weights and activations."""
+    max_grad_norm: NonNegativeFloat = 1.0
+    """Gradient norm above which gradients are scaled down; 0 never scales."""
+    sequence_packing: SequencePackingConfig = Field(default_factory=SequencePackingConfig)
+    """Sequence packing."""
+    megatron_cfg: MegatronConfig = Field(default_factory=MegatronConfig)
+    """The Megatron trainer."""
+    generation: GenerationConfig
+    """The generator."""
