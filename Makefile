@@ -1,0 +1,50 @@
+# make run     set up, make the tiny model, run the main job
+# make test    set up, run unit and functional tests
+PYTHON ?= python3
+# One environment for each Python version, so that PYTHON=python3.12 leaves the default one alone.
+PYTHON_VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+VENV ?= $(if $(filter 3.11,$(PYTHON_VERSION)),.venv,.venv-$(PYTHON_VERSION))
+BIN := $(VENV)/bin
+RECIPE ?= examples/configs/recipes/llm/grpo-tiny-moe-cpu.yaml
+ARGS ?=
+
+.PHONY: help setup model run test test-unit test-functional test-gpu lint docs bench clean
+
+help:
+	@sed -n 's/^# make/make/p' Makefile
+
+setup:
+	@tools/setup_env.sh $(PYTHON) $(VENV)
+
+model: setup
+	@$(BIN)/python tools/make_tiny_moe.py
+
+run: model
+	$(BIN)/nemo-rl-moe run $(RECIPE) $(ARGS)
+
+test: model
+	$(BIN)/python -m pytest $(ARGS)
+
+test-unit: setup
+	$(BIN)/python -m pytest tests/unit $(ARGS)
+
+test-functional: model
+	$(BIN)/python -m pytest tests/functional $(ARGS)
+
+test-gpu: setup
+	$(BIN)/python -m pytest -m gpu -rs tests $(ARGS)
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+docs: setup
+	$(BIN)/python tools/make_config_docs.py
+	$(BIN)/python tools/make_metrics_docs.py
+
+bench: model
+	$(BIN)/python tools/bench_loop.py $(ARGS)
+
+clean:
+	rm -rf .venv .venv-* .build runs models

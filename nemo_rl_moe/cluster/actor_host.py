@@ -1,0 +1,40 @@
+"""The one Ray actor class: it hosts a plain class, imported by path inside the worker process.
+
+The driver never imports vLLM or Megatron, and the hosted classes know nothing of Ray, so tests can use them without it.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import importlib
+import os
+from pathlib import Path
+from typing import Any
+
+
+class ActorHost:
+    """Hosts one worker object and sends the process's output to a log file of its own."""
+
+    def __init__(self, class_path: str, args: tuple[Any, ...], log_file: str | None) -> None:
+        if log_file is not None:
+            _redirect_output(Path(log_file))
+        faulthandler.enable()
+        module, _, name = class_path.rpartition(".")
+        self._worker = getattr(importlib.import_module(module), name)(*args)
+
+    def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        """Runs a method of the hosted worker."""
+        return getattr(self._worker, method)(*args, **kwargs)
+
+    def pid(self) -> int:
+        """Process id of the worker."""
+        return os.getpid()
+
+
+def _redirect_output(path: Path) -> None:
+    """File descriptors, not sys.stdout: C++ libraries print too, and their last words matter most."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)

@@ -1,0 +1,89 @@
+"""Ray itself: connect or start, check that the recipe's resources are there, reserve them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator
+
+import ray
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+
+from nemo_rl_moe.errors import PhaseTimeout, UserError
+from nemo_rl_moe.recipe.schema import ClusterConfig
+
+_CPU_OBJECT_STORE_BYTES = 512 << 20
+
+
+@contextlib.contextmanager
+def ray_session(cluster: ClusterConfig) -> Iterator[None]:
+    """Connects to the Ray cluster that is up, else starts one on this host and stops it at the end."""
+    if ray.is_initialized():
+        yield
+        return
+    # Ray would otherwise clear CUDA_VISIBLE_DEVICES of CPU actors in its own way, with a warning for each.
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    options: dict = {"log_to_driver": False, "logging_level": "warning"}
+    if not os.environ.get("RAY_ADDRESS"):
+        options["include_dashboard"] = False
+        if cluster.device == "cpu":
+            options["object_store_memory"] = _CPU_OBJECT_STORE_BYTES
+    ray.init(**options)
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def check_resources(cluster: ClusterConfig) -> None:
+    """Compares what the recipe needs with what the Ray cluster has in all.
+
+    Raises:
+        UserError: within a second, with needed and found, instead of waiting for what will never come.
+    """
+    kind, per_device = ("GPU", 1) if cluster.device == "cuda" else ("CPU", cluster.cpus_per_device)
+    per_node = cluster.gpus_per_node * per_device
+    nodes = [n["Resources"].get(kind, 0) for n in ray.nodes() if n["Alive"]]
+    fitting = sum(1 for amount in nodes if amount >= per_node)
+    if fitting >= cluster.num_nodes:
+        return
+    found = ", ".join(f"{amount:g}" for amount in nodes)
+    hint = " (cluster.device=cpu runs the same recipe on CPU cores)" if kind == "GPU" and not any(nodes) else ""
+    raise UserError(
+        f"cluster: needs {cluster.num_nodes} node(s) with {per_node} {kind} each, "
+        f"{cluster.num_nodes * per_node} in all; found {len(nodes)} node(s) with {found or 'none'} {kind}, "
+        f"{sum(nodes):g} in all{hint}"
+    )
+
+
+@contextlib.contextmanager
+def reserve_devices(cluster: ClusterConfig) -> Iterator[PlacementGroup]:
+    """Reserves one bundle for each device, in node order, and gives them back at the end.
+
+    Raises:
+        UserError: the cluster can never hold them.
+        PhaseTimeout: they are there but taken for longer than `cluster.placement_timeout_s`.
+    """
+    check_resources(cluster)
+    device = {"GPU": 1.0, "CPU": 1.0} if cluster.device == "cuda" else {"CPU": float(cluster.cpus_per_device)}
+    count = cluster.num_nodes * cluster.gpus_per_node
+    group = placement_group([device] * count, strategy="STRICT_PACK" if cluster.num_nodes == 1 else "PACK")
+    try:
+        started = time.monotonic()
+        ready, _ = ray.wait([group.ready()], timeout=cluster.placement_timeout_s)
+        if not ready:
+            free = ray.available_resources()
+            waited = time.monotonic() - started
+            raise PhaseTimeout(
+                f"placement of {count} x {device}", f"Ray (free now: {_counts(free)}, waited {waited:.0f} s)",
+                cluster.placement_timeout_s,
+            )
+        yield group
+    finally:
+        with contextlib.suppress(Exception):
+            remove_placement_group(group)
+
+
+def _counts(resources: dict[str, float]) -> str:
+    return ", ".join(f"{resources.get(kind, 0):g} {kind}" for kind in ("CPU", "GPU"))
