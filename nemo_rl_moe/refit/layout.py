@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -125,3 +126,18 @@ class WeightLayout:
         if WeightLayout.build((s.name, s.dtype, s.shape) for s in slots) != layout:
             raise ValueError("weight layout has offsets other than the packed ones")
         return layout
+
+
+def group_elements(tensors: Iterable[tuple[str, int]]) -> dict[str, int]:
+    """Elements by Hugging Face name, all experts of a layer taken together.
+
+    Checkpoints name experts one by one or fused in one tensor; summed by layer both give the same.
+
+    Args:
+        tensors: (name, elements) of each tensor.
+    """
+    groups: Counter[str] = Counter()
+    for name, numel in tensors:
+        head, marker, _ = name.partition(".experts.")
+        groups[head + marker.rstrip(".")] += numel
+    return dict(groups)

@@ -1,0 +1,101 @@
+"""What depends on vLLM's version or device, in one place. Imports vLLM only inside functions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from nemo_rl_moe.errors import UserError
+from nemo_rl_moe.recipe.schema import Recipe
+
+# The first version that has the weight-transfer lifecycle as `refit.host_engine` implements it.
+MINIMUM_VERSION = (0, 24)
+# vLLM versions whose CPU backend needs `reset_cpu_moe_kernels`: from the first to before the second (None: not fixed).
+_CPU_MOE_RESET_VERSIONS: tuple[tuple[int, int], tuple[int, int] | None] = ((0, 24), None)
+_DEFAULT_CPU_KV_CACHE_BYTES = 256 << 20
+
+
+def vllm_version() -> tuple[int, int]:
+    """Major and minor version of the installed vLLM.
+
+    Raises:
+        UserError: it is older than MINIMUM_VERSION.
+    """
+    import vllm
+
+    major, minor = (int(part) for part in vllm.__version__.split(".")[:2])
+    if (major, minor) < MINIMUM_VERSION:
+        wanted = ".".join(map(str, MINIMUM_VERSION))
+        raise UserError(f"vllm {vllm.__version__} is installed, version {wanted} or newer is needed for weight updates")
+    return major, minor
+
+
+def engine_arguments(recipe: Recipe, index: int) -> dict[str, Any]:
+    """Keyword arguments of `vllm.LLM` for the recipe's generator.
+
+    Args:
+        recipe: the whole recipe.
+        index: which generation worker this is.
+    """
+    policy, cfg = recipe.policy, recipe.policy.generation.vllm_cfg
+    on_cpu = recipe.cluster.device == "cpu"
+    arguments: dict[str, Any] = {
+        "model": policy.model_name,
+        "tokenizer": policy.tokenizer.name or policy.model_name,
+        "trust_remote_code": policy.trust_remote_code,
+        "hf_overrides": policy.hf_config_overrides,
+        "dtype": policy.precision if cfg.precision == "auto" else cfg.precision,
+        "tensor_parallel_size": cfg.tensor_parallel_size,
+        "pipeline_parallel_size": cfg.pipeline_parallel_size,
+        "enable_expert_parallel": cfg.expert_parallel_size > 1,
+        "max_model_len": cfg.max_model_len or policy.max_total_sequence_length,
+        "enforce_eager": True if on_cpu else cfg.enforce_eager,
+        "seed": recipe.grpo.seed + index,
+        # Of the distribution that was sampled from: log softmax(logits / temperature). vLLM's default is at
+        # temperature 1 whatever was sampled.
+        "logprobs_mode": "processed_logprobs",
+        "weight_transfer_config": {"backend": "host"},
+        "worker_extension_cls": "nemo_rl_moe.refit.host_engine.HostRefitExtension",
+    }
+    if on_cpu:
+        arguments["kv_cache_memory_bytes"] = cfg.kv_cache_memory_bytes or _DEFAULT_CPU_KV_CACHE_BYTES
+    else:
+        arguments["gpu_memory_utilization"] = cfg.gpu_memory_utilization
+        arguments["enable_sleep_mode"] = policy.generation.colocated.enabled
+        if cfg.kv_cache_memory_bytes is not None:
+            arguments["kv_cache_memory_bytes"] = cfg.kv_cache_memory_bytes
+    return arguments | policy.generation.vllm_kwargs
+
+
+def build_llm(recipe: Recipe, index: int) -> Any:
+    """A `vllm.LLM` of the recipe, ready for weight updates through the host engine."""
+    from vllm import LLM
+    from vllm.config import WeightTransferConfig
+
+    vllm_version()
+    arguments = engine_arguments(recipe, index)
+    arguments["weight_transfer_config"] = WeightTransferConfig(**arguments["weight_transfer_config"])
+    return LLM(**arguments)
+
+
+def cpu_moe_reload_needs_reset(device_type: str, version: tuple[int, int]) -> bool:
+    """Whether a reload on the device must be preceded by `reset_cpu_moe_kernels`."""
+    first, fixed = _CPU_MOE_RESET_VERSIONS
+    return device_type == "cpu" and version >= first and (fixed is None or version < fixed)
+
+
+def reset_cpu_moe_kernels(model: torch.nn.Module) -> int:
+    """Makes the next reload of the experts take the path of the first load. Returns how many layers it touched.
+
+    On a CPU vLLM packs expert weights for its kernels when it builds a layer's `moe_kernel`, and only then. With a
+    kernel in place, a reload copies raw weights to where packed ones belong, reports nothing, and every later
+    log-probability is wrong. GPU kernels must keep theirs: CUDA graphs hold its addresses.
+    """
+    touched = 0
+    for module in model.modules():
+        method = getattr(module, "quant_method", None)
+        if getattr(method, "moe_kernel", None) is not None:
+            method.moe_kernel = None
+            touched += 1
+    return touched
