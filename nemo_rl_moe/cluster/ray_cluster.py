@@ -76,7 +76,8 @@ def reserve_devices(cluster: ClusterConfig) -> Iterator[PlacementGroup]:
             free = ray.available_resources()
             waited = time.monotonic() - started
             raise PhaseTimeout(
-                f"placement of {count} x {device}", f"Ray (free now: {_counts(free)}, waited {waited:.0f} s)",
+                f"placement of {count} x {device}",
+                f"Ray (free now: {_counts(free)}, waited {waited:.0f} s)",
                 cluster.placement_timeout_s,
             )
         yield group
