@@ -1,0 +1,156 @@
+"""The driver's side of the trainer: splits a batch over the workers and puts their answers together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from nemo_rl_moe.batch import FloatArray, SequenceBatch
+from nemo_rl_moe.cluster.worker_group import WorkerGroup
+from nemo_rl_moe.policy.megatron.train_step import StepShard, count_loss_tokens
+from nemo_rl_moe.policy.packing import MicrobatchPlan, RankShard, plan_microbatches
+from nemo_rl_moe.policy.worker import RankPlace
+from nemo_rl_moe.recipe.schema import Recipe
+from nemo_rl_moe.recipe.schema.policy import MegatronConfig
+from nemo_rl_moe.refit.layout import WeightLayout
+
+
+class Policy:
+    """A Megatron trainer over a group of workers.
+
+    Args:
+        workers: one `PolicyWorker` for each device.
+        recipe: the run.
+    """
+
+    def __init__(self, workers: WorkerGroup, recipe: Recipe) -> None:
+        self._workers = workers
+        self._recipe = recipe
+        self._timeouts = recipe.cluster.timeouts
+        self._places: list[RankPlace] = []
+
+    def setup(self) -> None:
+        """Builds the model on all workers and loads its weights.
+
+        Raises:
+            UserError: the model folder or the layout is wrong.
+            PhaseTimeout: naming the ranks that did not answer.
+        """
+        limit = self._timeouts.setup_s
+        host, port = self._workers.call_rank(0, "open_store", phase="policy: open store", timeout_s=limit)
+        self._places = self._workers.call("setup", host, port, phase="policy: set-up", timeout_s=limit)
+
+    def logprobs(self, batch: SequenceBatch, reference: bool = False) -> FloatArray:
+        """Log-probability of each token given those before it, at the sampling temperature.
+
+        Args:
+            reference: of the frozen reference instead of the policy.
+
+        Returns:
+            float32 [T]; 0 for the first token of a sequence, which nothing predicts.
+        """
+        bare = SequenceBatch(batch.lengths, batch.tokens, batch.token_mask)
+        plan = self._plan(bare, training=False)
+        results = self._workers.call(
+            "logprobs",
+            phase="policy: reference log-probabilities" if reference else "policy: log-probabilities",
+            timeout_s=self._timeouts.logprob_s,
+            per_worker=[(shard,) for shard in self._by_worker(plan, bare)],
+            reference=reference,
+        )
+        values = np.zeros(len(batch.tokens), dtype=np.float32)
+        for place, result in zip(self._places, results, strict=True):
+            if place.reports:
+                values[batch.token_index(plan.rank_samples(place.dp_rank))] = result
+        return values
+
+    def train(self, batch: SequenceBatch) -> dict[str, float]:
+        """One optimizer step for every `train_global_batch_size` samples, in order; the last may have fewer.
+
+        Args:
+            batch: token values `advantages`, `generation_logprobs`, `prev_logprobs` (unless the on-policy ratio is
+                forced), `reference_logprobs` (with a KL term); sample value `sample_mask`.
+
+        Returns:
+            The loss's metrics, `grad_norm`, `lr`, `skipped_steps`, `policy/num_microbatches` (of one rank, over all
+            optimizer steps), `policy/num_optimizer_steps` and `policy/padding_fraction` (pads among the tokens that
+            went through the model).
+        """
+        size = self._recipe.policy.train_global_batch_size
+        per_worker: list[list[StepShard]] = [[] for _ in self._places]
+        microbatches = slots = 0
+        starts = range(0, len(batch), size)
+        for start in starts:
+            step = batch.select(range(start, min(start + size, len(batch))))
+            plan, counts = self._plan(step, training=True), count_loss_tokens(step)
+            microbatches, slots = microbatches + plan.num_microbatches, slots + plan.num_slots
+            for own, shard in zip(per_worker, self._by_worker(plan, step), strict=True):
+                own.append(StepShard(shard, counts))
+        results = self._workers.call(
+            "train",
+            phase="policy: training step",
+            timeout_s=self._timeouts.train_s,
+            per_worker=[(steps,) for steps in per_worker],
+        )
+        metrics = next(r for place, r in zip(self._places, results, strict=True) if place.reports)
+        return {
+            **metrics,
+            "policy/num_microbatches": float(microbatches),
+            "policy/num_optimizer_steps": float(len(starts)),
+            "policy/padding_fraction": 1.0 - len(batch.tokens) / slots,
+        }
+
+    def weight_layout(self) -> WeightLayout:
+        """Layout of the whole model in Hugging Face names and full shapes."""
+        specs = self._workers.call_rank(
+            0, "weight_specs", phase="policy: weight layout", timeout_s=self._timeouts.refit_s
+        )
+        return WeightLayout.build(specs)
+
+    def export_weights(self, buffer_path: str) -> None:
+        """Every rank writes its slices of every tensor into the file; returns when all are done."""
+        self._call("export_weights", buffer_path, phase="refit: export weights", limit=self._timeouts.refit_s)
+
+    def save(self, folder: str) -> None:
+        """Writes weights, optimizer, schedule and random state into the folder."""
+        self._call("save", folder, phase="policy: save checkpoint", limit=self._timeouts.checkpoint_s)
+
+    def load(self, folder: str) -> None:
+        """Reads what `save` wrote. The reference stays the model that the run started from."""
+        self._call("load", folder, phase="policy: load checkpoint", limit=self._timeouts.checkpoint_s)
+
+    def _call(self, method: str, argument: str, *, phase: str, limit: float) -> None:
+        self._workers.call(method, argument, phase=phase, timeout_s=limit)
+
+    def _plan(self, batch: SequenceBatch, *, training: bool) -> MicrobatchPlan:
+        policy = self._recipe.policy
+        packing = policy.sequence_packing
+        rows = policy.train_micro_batch_size if training else policy.logprob_batch_size
+        own_budget = packing.train_mb_tokens if training else packing.logprob_mb_tokens
+        return plan_microbatches(
+            batch.lengths,
+            dp=1 + max(place.dp_rank for place in self._places),
+            packed=packing.enabled,
+            max_tokens=own_budget or policy.max_total_sequence_length * rows,
+            max_rows=rows,
+            divisible_by=row_multiple(policy.megatron_cfg, policy.make_sequence_length_divisible_by),
+            same_shape=needs_same_shape(policy.megatron_cfg),
+        )
+
+    def _by_worker(self, plan: MicrobatchPlan, batch: SequenceBatch) -> Sequence[RankShard]:
+        """Tensor- and pipeline-parallel ranks of one data-parallel rank work on the same sequences."""
+        shards = [plan.shard(batch, rank) for rank in range(len(plan.ranks))]
+        return [shards[place.dp_rank] for place in self._places]
+
+
+def row_multiple(cfg: MegatronConfig, own: int) -> int:
+    """Row lengths are multiples of this: the recipe's own, and of TP where it splits the sequence."""
+    return math.lcm(own, cfg.tensor_model_parallel_size if cfg.sequence_parallel else 1)
+
+
+def needs_same_shape(cfg: MegatronConfig) -> bool:
+    """Pipeline stages exchange tensors of one size; only the alltoall dispatcher takes unequal token counts."""
+    uneven_experts = cfg.expert_model_parallel_size > 1 and cfg.moe_token_dispatcher_type != "alltoall"
+    return cfg.pipeline_model_parallel_size > 1 or uneven_experts
