@@ -9,6 +9,7 @@ each of them, and a rank with one fewer would leave its peers waiting.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -118,9 +119,9 @@ def plan_microbatches(
     return MicrobatchPlan(_deal(microbatches, lengths, dp))
 
 
-def _round_up(tokens: int, multiple: int) -> int:
-    """An empty micro-batch still has a row of padding: the model cannot run on no token."""
-    return max(1, -(-tokens // multiple)) * multiple
+def _round_up(count: int, multiple: int) -> int:
+    """At least one multiple: an empty micro-batch still has a row of padding, as no model runs on no token."""
+    return max(1, math.ceil(count / multiple)) * multiple
 
 
 def _by_length(lengths: IntArray) -> list[int]:
@@ -137,7 +138,7 @@ def _packed_bins(lengths: IntArray, dp: int, budget: int, max_tokens: int) -> li
             "logprob_mb_tokens to at least policy.max_total_sequence_length"
         )
     first_fit = _first_fit_decreasing(lengths, budget)
-    count = -(-len(first_fit) // dp) * dp
+    count = _round_up(len(first_fit), dp)
     even = _least_loaded(lengths, count, budget)
     if even is not None:
         return even
@@ -180,7 +181,7 @@ def _least_loaded(lengths: IntArray, count: int, budget: int) -> list[list[int]]
 
 def _padded_bins(lengths: IntArray, dp: int, max_rows: int) -> list[list[int]]:
     """Sequences of similar length share a micro-batch, so that little padding is needed."""
-    count = -(-(-(-len(lengths) // max_rows)) // dp) * dp
+    count = _round_up(math.ceil(len(lengths) / max_rows), dp)
     return [part.tolist() for part in np.array_split(np.array(_by_length(lengths)), count)]
 
 

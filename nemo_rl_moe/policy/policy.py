@@ -9,8 +9,8 @@ import numpy as np
 
 from nemo_rl_moe.batch import FloatArray, SequenceBatch
 from nemo_rl_moe.cluster.worker_group import WorkerGroup
-from nemo_rl_moe.policy.megatron.train_step import StepShard, count_loss_tokens
 from nemo_rl_moe.policy.packing import MicrobatchPlan, RankShard, plan_microbatches
+from nemo_rl_moe.policy.step_shard import StepShard, count_loss_tokens
 from nemo_rl_moe.policy.worker import RankPlace
 from nemo_rl_moe.recipe.schema import Recipe
 from nemo_rl_moe.recipe.schema.policy import MegatronConfig

@@ -17,7 +17,7 @@ from nemo_rl_moe.policy.packing import RankShard
 from nemo_rl_moe.recipe.schema import Recipe
 
 if TYPE_CHECKING:
-    from nemo_rl_moe.policy.megatron.train_step import StepShard
+    from nemo_rl_moe.policy.step_shard import StepShard
 
 
 @dataclass(frozen=True)

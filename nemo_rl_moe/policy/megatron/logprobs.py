@@ -1,8 +1,8 @@
 """Log-probabilities of given tokens from logits whose vocabulary is split over tensor-parallel ranks.
 
 log p(v) = x_v - log sum_u exp(x_u) with x = logits / temperature, in float32 whatever the logits' format. Each rank
-reduces its own part of the vocabulary first; two small all-reduces join the parts. The softmax is never stored: backward
-makes it anew from the logits, a few rows at a time.
+reduces its own part of the vocabulary first; two small all-reduces join the parts. The softmax is never stored:
+backward makes it anew from the logits, a few rows at a time.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-# Rows are worked on in pieces of about this many float32 values, so that the float32 copy of bfloat16 logits stays small.
+# Rows are worked on in pieces of about this many float32 values: a float32 copy of all bfloat16 logits would not fit.
 _CHUNK_ELEMENTS = 1 << 24
 
 

@@ -10,52 +10,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from nemo_rl_moe.batch import SequenceBatch
 from nemo_rl_moe.grpo.loss import grpo_loss
-from nemo_rl_moe.grpo.types import GlobalCounts, TokenBatch
+from nemo_rl_moe.grpo.types import TokenBatch
 from nemo_rl_moe.policy.megatron.logprobs import token_logprobs
 from nemo_rl_moe.policy.megatron.microbatch import Rows
 from nemo_rl_moe.policy.megatron.optimizer import Trainer, apply_gradients, current_lr, gather_parameters, zero_grads
 from nemo_rl_moe.policy.megatron.schedule import run_schedule
-from nemo_rl_moe.policy.packing import RankShard
+from nemo_rl_moe.policy.step_shard import StepShard, loss_mask
 from nemo_rl_moe.recipe.schema import LossConfig
-
-
-@dataclass(frozen=True)
-class StepShard:
-    """One rank's part of one optimizer step.
-
-    Attributes:
-        shard: its sequences and micro-batches. Token values: advantages, generation_logprobs, prev_logprobs (unless the
-            loss forces the on-policy ratio), reference_logprobs (when the loss has a KL term). Sample value: sample_mask.
-        counts: tokens and sequences in the loss over the global batch of the step.
-    """
-
-    shard: RankShard
-    counts: GlobalCounts
-
-
-def loss_mask(batch: SequenceBatch) -> np.ndarray:
-    """bool [T]: tokens that count in the loss. The first token of a sequence never does: nothing predicts it."""
-    mask = batch.token_mask.copy()
-    mask[batch.offsets[:-1]] = False
-    sample_mask = batch.sample_values.get("sample_mask")
-    if sample_mask is not None:
-        mask &= np.repeat(sample_mask > 0, batch.lengths)
-    return mask
-
-
-def count_loss_tokens(batch: SequenceBatch) -> GlobalCounts:
-    """Tokens in the loss, and sequences with at least one."""
-    mask = loss_mask(batch)
-    return GlobalCounts(tokens=float(mask.sum()), sequences=float(len(np.unique(batch.sequence_ids[mask]))))
 
 
 def train_step(
@@ -102,7 +69,7 @@ def train_step(
 def train_steps(
     trainer: Trainer, steps: Sequence[StepShard], config: LossConfig, temperature: float, vocab_size: int
 ) -> dict[str, float]:
-    """Several optimizer steps; metrics are their means (`*_max`, `*_min`: extremes; `skipped_steps`: sum; `lr`: last)."""
+    """Several optimizer steps; metrics are their means, but for `*_max`, `*_min`, `skipped_steps` (sum), `lr` (last)."""
     results = [train_step(trainer, step, config, temperature, vocab_size) for step in steps]
     gather_parameters(trainer)
     merged = {}
