@@ -60,6 +60,9 @@ def engine_arguments(recipe: Recipe, index: int) -> dict[str, Any]:
     }
     if on_cpu:
         arguments["kv_cache_memory_bytes"] = cfg.kv_cache_memory_bytes or _DEFAULT_CPU_KV_CACHE_BYTES
+        # After a part of a prompt vLLM winds a seeded request's generator back, which CPU generators cannot do: it
+        # raises "CPU Generator does not use offset" (seen with 0.32). Whole prompts never need it.
+        arguments["enable_chunked_prefill"] = False
     else:
         arguments["gpu_memory_utilization"] = cfg.gpu_memory_utilization
         arguments["enable_sleep_mode"] = policy.generation.colocated.enabled

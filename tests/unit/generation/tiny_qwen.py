@@ -15,6 +15,8 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
+from nemo_rl_moe.generation.interface import Completions, SamplingSpec
+
 EOS_ID = 2
 _COMMON = {
     "vocab_size": 512,
@@ -92,3 +94,44 @@ def tiny_recipe(folder: Path, **generation: object) -> dict:
         "env": {"math": {"verifier": "math_verify"}},
         "cluster": {"device": "cpu", "gpus_per_node": 1},
     }
+
+
+def checkpoint_tensors(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """The model's weights under the names of its checkpoint: one tensor for each expert's matrix."""
+    tensors: dict[str, torch.Tensor] = {}
+    for name, tensor in model.state_dict().items():
+        base, marker, kind = name.rpartition(".experts.")
+        if not marker:
+            tensors[name] = tensor
+            continue
+        parts = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}[kind]
+        for expert, weight in enumerate(tensor):
+            for part, piece in zip(parts, weight.chunk(len(parts)), strict=True):
+                tensors[f"{base}.experts.{expert}.{part}.weight"] = piece
+    return tensors
+
+
+def worst_logprob_error(
+    model: PreTrainedModel, prompts: list[list[int]], completions: Completions, spec: SamplingSpec
+) -> float:
+    """Largest difference between the completions' log-probabilities and the model's, one sequence at a time."""
+    worst, start = 0.0, 0
+    temperature = spec.temperature or 1.0
+    for row, length in enumerate(completions.lengths.tolist()):
+        prompt = prompts[row // spec.n]
+        response = torch.from_numpy(completions.token_ids[start : start + length]).long()
+        tokens = torch.cat([torch.tensor(prompt), response])
+        with torch.no_grad():
+            logits = model(tokens[None]).logits[0, len(prompt) - 1 : -1] / temperature
+        expected = torch.log_softmax(logits, -1).gather(-1, response[:, None])[:, 0]
+        found = torch.from_numpy(completions.logprobs[start : start + length])
+        worst = max(worst, (expected - found).abs().max().item())
+        start += length
+    return worst
+
+
+def random_prompts(count: int, seed: int, shortest: int = 8, longest: int = 120) -> list[list[int]]:
+    """Prompts of random text bytes with random lengths."""
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(shortest, longest + 1, (count,), generator=generator).tolist()
+    return [torch.randint(4, 260, (n,), generator=generator).tolist() for n in lengths]
