@@ -11,8 +11,9 @@ from nemo_rl_moe.recipe.schema import Recipe
 
 # The first version that has the weight-transfer lifecycle as `refit.host_engine` implements it.
 MINIMUM_VERSION = (0, 24)
-# vLLM versions whose CPU backend needs `reset_cpu_moe_kernels`: from the first to before the second (None: not fixed).
-_CPU_MOE_RESET_VERSIONS: tuple[tuple[int, int], tuple[int, int] | None] = ((0, 24), None)
+# vLLM versions whose CPU backend reloads wrongly without the two functions at the end of this module: from the first to
+# before the second (None: not fixed).
+_CPU_RELOAD_VERSIONS: tuple[tuple[int, int], tuple[int, int] | None] = ((0, 24), None)
 _DEFAULT_CPU_KV_CACHE_BYTES = 256 << 20
 
 
@@ -82,23 +83,31 @@ def build_llm(recipe: Recipe, index: int) -> Any:
     return LLM(**arguments)
 
 
-def cpu_moe_reload_needs_reset(device_type: str, version: tuple[int, int]) -> bool:
-    """Whether a reload on the device must be preceded by `reset_cpu_moe_kernels`."""
-    first, fixed = _CPU_MOE_RESET_VERSIONS
+def cpu_reload_needs_help(device_type: str, version: tuple[int, int]) -> bool:
+    """Whether a reload on the device goes wrong without `reset_moe_kernels` before and `repack_tied_head` after it."""
+    first, fixed = _CPU_RELOAD_VERSIONS
     return device_type == "cpu" and version >= first and (fixed is None or version < fixed)
 
 
-def reset_cpu_moe_kernels(model: torch.nn.Module) -> int:
-    """Makes the next reload of the experts take the path of the first load. Returns how many layers it touched.
+def reset_moe_kernels(model: torch.nn.Module) -> None:
+    """Makes the next reload of the experts take the path of the first load.
 
     On a CPU vLLM packs expert weights for its kernels when it builds a layer's `moe_kernel`, and only then. With a
     kernel in place, a reload copies raw weights to where packed ones belong, reports nothing, and every later
     log-probability is wrong. GPU kernels must keep theirs: CUDA graphs hold its addresses.
     """
-    touched = 0
     for module in model.modules():
         method = getattr(module, "quant_method", None)
         if getattr(method, "moe_kernel", None) is not None:
             method.moe_kernel = None
-            touched += 1
-    return touched
+
+
+def repack_tied_head(model: torch.nn.Module) -> None:
+    """Packs the output head anew after a reload of a model whose head is its embedding.
+
+    No weight of the checkpoint bears the head's name, so vLLM does not touch the head in a reload; on a CPU the head
+    multiplies with a packed copy, which would stay that of the old weights.
+    """
+    head = getattr(model, "lm_head", None)
+    if head is not None:
+        head.quant_method.process_weights_after_loading(head)

@@ -13,7 +13,12 @@ import torch
 from vllm.distributed.weight_transfer import WeightTransferEngine, WeightTransferEngineFactory
 from vllm.distributed.weight_transfer.base import WeightTransferInitInfo, WeightTransferUpdateInfo
 
-from nemo_rl_moe.generation.vllm_compat import cpu_moe_reload_needs_reset, reset_cpu_moe_kernels, vllm_version
+from nemo_rl_moe.generation.vllm_compat import (
+    cpu_reload_needs_help,
+    repack_tied_head,
+    reset_moe_kernels,
+    vllm_version,
+)
 from nemo_rl_moe.refit.digest import weight_digest
 from nemo_rl_moe.refit.layout import WeightLayout, group_elements
 from nemo_rl_moe.refit.shared_memory import AttachedBuffers
@@ -59,6 +64,10 @@ class HostWeightTransferEngine(WeightTransferEngine[HostInitInfo, HostUpdateInfo
         self._expected: dict[str, int] = {}
         self._version = vllm_version()
 
+    @property
+    def _tied(self) -> bool:
+        return getattr(self.model_config.hf_text_config, "tie_word_embeddings", False)
+
     def init_transfer_engine(self, init_info: HostInitInfo) -> None:
         """Takes the expected tensors; nothing is connected before the first update."""
         self._expected = init_info.expected
@@ -67,8 +76,8 @@ class HostWeightTransferEngine(WeightTransferEngine[HostInitInfo, HostUpdateInfo
         """Puts the model back into the state in which a checkpoint can be loaded."""
         from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
 
-        if cpu_moe_reload_needs_reset(self.device.type, self._version):
-            reset_cpu_moe_kernels(self.model)
+        if cpu_reload_needs_help(self.device.type, self._version):
+            reset_moe_kernels(self.model)
         initialize_layerwise_reload(self.model)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
@@ -98,6 +107,8 @@ class HostWeightTransferEngine(WeightTransferEngine[HostInitInfo, HostUpdateInfo
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 
         finalize_layerwise_reload(self.model, self.model_config)
+        if self._tied and cpu_reload_needs_help(self.device.type, self._version):
+            repack_tied_head(self.model)
 
     def shutdown(self) -> None:
         """Unmaps the buffer."""
@@ -109,7 +120,7 @@ class HostWeightTransferEngine(WeightTransferEngine[HostInitInfo, HostUpdateInfo
             return
         expected = dict(self._expected)
         found = group_elements((slot.name, slot.numel) for slot in layout.slots)
-        if getattr(self.model_config.hf_text_config, "tie_word_embeddings", False):
+        if self._tied:
             expected.pop(_TIED_HEAD, None)
             found.pop(_TIED_HEAD, None)
         wrong = sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
@@ -125,6 +136,8 @@ class HostWeightTransferEngine(WeightTransferEngine[HostInitInfo, HostUpdateInfo
         # A layer that is still waiting and has got nothing would silently keep its old weights.
         for name, layer in self.model.named_modules():
             info = get_layerwise_info(layer)
+            if self._tied and name == "lm_head":
+                continue
             if info.can_load() and info.load_numel == 0 and any(True for _ in layer.parameters(recurse=False)):
                 raise ValueError(f"vLLM's layer {name} ({type(layer).__name__}) got no weights from the update")
 

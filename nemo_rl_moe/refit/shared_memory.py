@@ -1,17 +1,20 @@
 """One block of host memory that several processes of a host map: a file in /dev/shm.
 
-The file is a plain one with an unpredictable name and mode 0600. The mapping stays open between refits, so the page
-faults of a fresh mapping (about as dear as the copy itself) are paid once in a run.
+The file is a plain one with an unpredictable name and mode 0600. Its owner holds a lock on it for as long as it lives,
+so that the next owner can tell the leftovers of a killed process from a buffer in use and remove them. The mapping
+stays open between refits, so the page faults of a fresh mapping (about as dear as the copy itself) are paid once.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import fcntl
 import mmap
 import os
 import secrets
 import shutil
+import time
 import weakref
 from pathlib import Path
 from types import TracebackType
@@ -23,6 +26,8 @@ from nemo_rl_moe.errors import UserError
 
 SHARED_MEMORY_DIR = Path("/dev/shm")
 _PREFIX = "nemo_rl_moe-weights-"
+# Long enough that a file whose owner is between creating and locking it is never taken for a leftover.
+_LEFTOVER_AGE_S = 60.0
 
 
 class SharedBuffer:
@@ -39,6 +44,9 @@ class SharedBuffer:
         self.nbytes = nbytes
         self._owner_pid = os.getpid() if owner else None
         with open(path, "r+b") as file:
+            if owner:
+                fcntl.flock(file, fcntl.LOCK_EX)
+            # The map keeps a duplicate of the descriptor and with it the lock.
             self._map = mmap.mmap(file.fileno(), nbytes)
         self.tensor = torch.from_numpy(np.frombuffer(self._map, dtype=np.uint8))
         if owner:
@@ -56,6 +64,7 @@ class SharedBuffer:
             raise ValueError(f"shared buffer of {nbytes} bytes")
         if not directory.is_dir():
             raise UserError(f"{directory}: not a folder; weights are handed over through shared memory there")
+        remove_leftovers(directory)
         path = directory / f"{_PREFIX}{secrets.token_hex(16)}"
         descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
         try:
@@ -137,6 +146,19 @@ class AttachedBuffers:
         if self._buffer is not None:
             self._buffer.close()
             self._buffer = None
+
+
+def remove_leftovers(directory: Path = SHARED_MEMORY_DIR) -> list[Path]:
+    """Removes this user's buffers whose owner was killed. Returns their paths."""
+    removed = []
+    for path in directory.glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError), open(path, "rb") as file:
+            if time.time() - os.fstat(file.fileno()).st_mtime < _LEFTOVER_AGE_S:
+                continue
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink()
+            removed.append(path)
+    return removed
 
 
 def _close_at_exit(reference: weakref.ref[SharedBuffer]) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
+import torch
 from transformers import PreTrainedModel
 
 from nemo_rl_moe.generation.interface import Completions, SamplingSpec
@@ -40,12 +41,12 @@ def _create(name: str, recipe: dict) -> None:
     _workers[name].setup()
 
 
-def _set_cpu_moe_workaround(enabled: bool) -> None:
+def _set_cpu_workarounds(enabled: bool) -> None:
     from nemo_rl_moe.generation import vllm_compat
     from nemo_rl_moe.refit import host_engine
 
-    real = vllm_compat.cpu_moe_reload_needs_reset
-    host_engine.cpu_moe_reload_needs_reset = real if enabled else lambda device, version: False
+    real = vllm_compat.cpu_reload_needs_help
+    host_engine.cpu_reload_needs_help = real if enabled else lambda device, version: False
 
 
 class EngineProcess:
@@ -64,13 +65,15 @@ class EngineProcess:
         """Calls a method of a worker."""
         return self._pool.submit(_call, name, method, args).result(timeout=_CALL_TIMEOUT_S)
 
-    def set_cpu_moe_workaround(self, enabled: bool) -> None:
-        """Switches the workaround for MoE reloads on CPU, in all engines of the process."""
-        self._pool.submit(_set_cpu_moe_workaround, enabled).result(timeout=_CALL_TIMEOUT_S)
+    def set_cpu_workarounds(self, enabled: bool) -> None:
+        """Switches the workarounds for reloads on CPU, in all engines of the process."""
+        self._pool.submit(_set_cpu_workarounds, enabled).result(timeout=_CALL_TIMEOUT_S)
 
     def close(self) -> None:
         """Ends the process."""
-        self._pool.shutdown(cancel_futures=True)
+        # Tearing down some twenty engines in order takes half a minute and nothing of it is tested.
+        self._pool.submit(os._exit, 0)
+        self._pool.shutdown()
 
 
 class Engine:
@@ -92,9 +95,11 @@ class Engine:
         """Present weight version."""
         return self.process.call(self.name, "weight_version")
 
-    def refit(self, model: PreTrainedModel, version: int | None = None) -> int:
-        """Hands over the model's weights as the next version (or the given one); returns the version."""
-        tensors = checkpoint_tensors(model)
+    def refit(
+        self, model: PreTrainedModel, version: int | None = None, tensors: dict[str, torch.Tensor] | None = None
+    ) -> int:
+        """Hands over the model's weights (or the given tensors) as the next version or the given one; returns it."""
+        tensors = checkpoint_tensors(model) if tensors is None else tensors
         layout = WeightLayout.build((name, tensor.dtype, tensor.shape) for name, tensor in tensors.items())
         wanted = self.version() + 1 if version is None else version
         with SharedBuffer.create(layout.nbytes) as buffer:

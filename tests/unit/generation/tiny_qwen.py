@@ -26,7 +26,6 @@ _COMMON = {
     "num_key_value_heads": 2,
     "head_dim": 32,
     "max_position_embeddings": 1024,
-    "tie_word_embeddings": False,
     "bos_token_id": None,
     "eos_token_id": EOS_ID,
     "pad_token_id": 0,
@@ -35,18 +34,20 @@ _COMMON = {
 }
 
 
-def make_model(kind: str, seed: int) -> PreTrainedModel:
+def make_model(kind: str, seed: int, tied: bool = False) -> PreTrainedModel:
     """A float32 Qwen3 model with random weights.
 
     Args:
         kind: `moe` (8 experts, top 2) or `dense`.
         seed: of the weights.
+        tied: one matrix for embedding and head.
     """
     torch.manual_seed(seed)
     if kind == "moe":
         model: PreTrainedModel = Qwen3MoeForCausalLM(
             Qwen3MoeConfig(
                 **_COMMON,
+                tie_word_embeddings=tied,
                 intermediate_size=128,
                 moe_intermediate_size=64,
                 num_experts=8,
@@ -57,7 +58,7 @@ def make_model(kind: str, seed: int) -> PreTrainedModel:
             )
         )
     else:
-        model = Qwen3ForCausalLM(Qwen3Config(**_COMMON, intermediate_size=128))
+        model = Qwen3ForCausalLM(Qwen3Config(**_COMMON, tie_word_embeddings=tied, intermediate_size=128))
     with torch.no_grad():
         for parameter in model.parameters():
             # Norm weights are all ones after initialisation; then a test could not see one that was not refitted.
@@ -100,6 +101,8 @@ def checkpoint_tensors(model: PreTrainedModel) -> dict[str, torch.Tensor]:
     """The model's weights under the names of its checkpoint: one tensor for each expert's matrix."""
     tensors: dict[str, torch.Tensor] = {}
     for name, tensor in model.state_dict().items():
+        if name == "lm_head.weight" and model.config.tie_word_embeddings:
+            continue
         base, marker, kind = name.rpartition(".experts.")
         if not marker:
             tensors[name] = tensor
