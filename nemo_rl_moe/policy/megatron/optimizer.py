@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from nemo_rl_moe.errors import UserError
 from nemo_rl_moe.recipe.schema.policy import PolicyConfig
 
 
@@ -36,7 +37,11 @@ class Trainer:
 
 
 def build_trainer(model: Sequence[Any], policy: PolicyConfig) -> Trainer:
-    """Wraps the model chunks and makes their optimizer. Megatron's parallel state must be initialized."""
+    """Wraps the model chunks and makes their optimizer. Megatron's parallel state must be initialized.
+
+    Raises:
+        UserError: the distributed optimizer is asked for with another update rule than adam.
+    """
     from megatron.core.distributed import (
         DistributedDataParallel,
         DistributedDataParallelConfig,
@@ -47,6 +52,11 @@ def build_trainer(model: Sequence[Any], policy: PolicyConfig) -> Trainer:
 
     cfg = policy.megatron_cfg
     distributed = cfg.optimizer.use_distributed_optimizer
+    if distributed and cfg.optimizer.optimizer != "adam":
+        raise UserError(
+            "policy.megatron_cfg.optimizer.use_distributed_optimizer: Megatron shards the state of adam only; expected "
+            f"false with optimizer {cfg.optimizer.optimizer}"
+        )
     transformer_config = model[0].config
     ddp_config = DistributedDataParallelConfig(
         use_distributed_optimizer=distributed,

@@ -69,7 +69,7 @@ def train_step(
 def train_steps(
     trainer: Trainer, steps: Sequence[StepShard], config: LossConfig, temperature: float, vocab_size: int
 ) -> dict[str, float]:
-    """Several optimizer steps; metrics are their means, but for `*_max`, `*_min`, `skipped_steps` (sum), `lr` (last)."""
+    """Several optimizer steps. Metrics are means, but for `*_max`, `*_min`, `skipped_steps` (sum), `lr` (last)."""
     results = [train_step(trainer, step, config, temperature, vocab_size) for step in steps]
     gather_parameters(trainer)
     merged = {}
