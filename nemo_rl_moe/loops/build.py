@@ -1,0 +1,61 @@
+"""The parts of a run from its recipe: workers placed, set up side by side, checked, wired together."""
+
+from __future__ import annotations
+
+import contextlib
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from ray.util.placement_group import PlacementGroup
+
+from nemo_rl_moe.cluster.worker_group import WorkerGroup, WorkerSpec
+from nemo_rl_moe.generation.generator import Generator
+from nemo_rl_moe.policy.policy import Policy
+from nemo_rl_moe.recipe.environment import worker_environment
+from nemo_rl_moe.recipe.plan import Plan
+from nemo_rl_moe.recipe.schema import Recipe
+
+POLICY_WORKER = "nemo_rl_moe.policy.worker.PolicyWorker"
+GENERATION_WORKER = "nemo_rl_moe.generation.vllm_worker.VllmWorker"
+
+
+def start_workers(
+    stack: contextlib.ExitStack, recipe: Recipe, layout: Plan, placement: PlacementGroup, log_dir: Path
+) -> tuple[Policy, Generator]:
+    """Starts both worker groups and sets them up at the same time; the stack ends their processes."""
+    plain = recipe.model_dump(mode="json")
+    policy_workers = _group(stack, "policy", POLICY_WORKER, recipe, layout.policy_bundles, placement, log_dir, plain)
+    generation_workers = _group(
+        stack, "generation", GENERATION_WORKER, recipe, layout.generation_bundles, placement, log_dir, plain
+    )
+    policy, generator = Policy(policy_workers, recipe), Generator(generation_workers, recipe)
+    # Both sides spend most of their start-up importing and reading files, so they wait better together.
+    with ThreadPoolExecutor(2) as pool:
+        for future in [pool.submit(policy.setup), pool.submit(generator.setup)]:
+            future.result()
+    return policy, generator
+
+
+def _group(
+    stack: contextlib.ExitStack,
+    name: str,
+    class_path: str,
+    recipe: Recipe,
+    bundles: list[int],
+    placement: PlacementGroup,
+    log_dir: Path,
+    plain: dict[str, Any],
+) -> WorkerGroup:
+    kind = "policy" if name == "policy" else "generation"
+    # Colocated actors share a device in turns, so each books half of it.
+    share = 0.5 if recipe.policy.generation.colocated.enabled else 1.0
+    on_gpu = recipe.cluster.device == "cuda"
+    cpus = share * (1 if on_gpu else recipe.cluster.cpus_per_device)
+    tail = (len(bundles),) if name == "policy" else ()
+    specs = [
+        WorkerSpec(bundle, cpus, share if on_gpu else 0.0, (plain, rank, *tail)) for rank, bundle in enumerate(bundles)
+    ]
+    group = WorkerGroup(name, class_path, specs, placement, worker_environment(recipe, kind), log_dir)
+    stack.callback(group.kill)
+    return group

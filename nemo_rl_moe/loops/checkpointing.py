@@ -1,0 +1,94 @@
+"""Checkpoints of a run: complete under their name or not there at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+from nemo_rl_moe.errors import UserError
+from nemo_rl_moe.loops.components import Run
+
+_STATE = "training_state.json"
+
+
+def checkpoint_root(run: Run) -> Path:
+    """Folder that holds the run's `step_<n>` folders."""
+    own = run.recipe.checkpointing.checkpoint_dir
+    return Path(own) if own else run.run_dir / "checkpoints"
+
+
+def save_if_due(run: Run, step: int, metrics: dict[str, float]) -> None:
+    """Saves when the recipe says so, then drops what retention no longer keeps."""
+    cfg = run.recipe.checkpointing
+    last = step == run.recipe.grpo.max_num_steps
+    if not cfg.enabled or (step % cfg.save_period and not last):
+        return
+    with run.timer.timed("checkpointing"):
+        save(run, step, metrics)
+        _retain(run)
+
+
+def save(run: Run, step: int, metrics: dict[str, float]) -> Path:
+    """Writes `step_<n>` under a temporary name and renames it when everything is on disk."""
+    root = checkpoint_root(run)
+    final, partial = root / f"step_{step}", root / f"tmp_step_{step}"
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    run.policy.save(str(partial / "policy"))
+    state = {
+        "step": step,
+        "weight_version": run.weight_version,
+        "loader": run.loader.state_dict(),
+        "metrics": {k: v for k, v in metrics.items() if k.startswith(("train/", "validation/"))},
+    }
+    (partial / _STATE).write_text(json.dumps(state, indent=1))
+    shutil.rmtree(final, ignore_errors=True)
+    os.replace(partial, final)
+    return final
+
+
+def complete_checkpoints(root: Path) -> list[tuple[int, Path]]:
+    """Complete checkpoints, oldest first."""
+    found = [(int(p.name.removeprefix("step_")), p) for p in root.glob("step_*") if (p / _STATE).exists()]
+    return sorted(found)
+
+
+def resume(run: Run) -> None:
+    """Goes on from the newest complete checkpoint; a run without one starts at step 1."""
+    found = complete_checkpoints(checkpoint_root(run))
+    if not found:
+        run.tracker.event("nothing to resume from: starting at step 1")
+        return
+    step, path = found[-1]
+    state = json.loads((path / _STATE).read_text())
+    if state["step"] != step:
+        raise UserError(f"{path / _STATE}: says step {state['step']}, expected {step}")
+    run.policy.load(str(path / "policy"))
+    run.loader.load_state_dict(state["loader"])
+    run.weight_version = state["weight_version"]
+    run.start_step = step + 1
+    run.tracker.event(f"resuming after step {step} from {path}")
+
+
+def _retain(run: Run) -> None:
+    """Keeps the best k by the metric (ties: the newer), or the newest k; the newest is always kept."""
+    cfg = run.recipe.checkpointing
+    if cfg.keep_top_k is None:
+        return
+    found = complete_checkpoints(checkpoint_root(run))
+    ranked = sorted(found, key=lambda item: (_rank(item[1], cfg.metric_name, cfg.higher_is_better), item[0]))
+    keep = {path for _, path in ranked[-cfg.keep_top_k :]} | {found[-1][1]}
+    for _, path in found:
+        if path not in keep:
+            shutil.rmtree(path)
+
+
+def _rank(path: Path, metric: str | None, higher_is_better: bool) -> float:
+    if metric is None:
+        return 0.0
+    value = json.loads((path / _STATE).read_text())["metrics"].get(metric)
+    if value is None:
+        return float("-inf")
+    return value if higher_is_better else -value

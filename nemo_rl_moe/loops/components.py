@@ -1,0 +1,40 @@
+"""The parts of a run, built from the recipe and handed to the drivers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nemo_rl_moe.data.loader import PromptLoader
+from nemo_rl_moe.data.prompt import Prompt
+from nemo_rl_moe.environments.pool import VerifierPool
+from nemo_rl_moe.recipe.plan import Plan
+from nemo_rl_moe.recipe.schema import Recipe
+from nemo_rl_moe.tracking.timers import PhaseTimer
+from nemo_rl_moe.tracking.tracker import Tracker
+
+if TYPE_CHECKING:
+    from nemo_rl_moe.generation.generator import Generator
+    from nemo_rl_moe.policy.policy import Policy
+    from nemo_rl_moe.refit.synchronizer import WeightSynchronizer
+
+
+@dataclass
+class Run:
+    """Everything a driver needs. `weight_version` counts optimizer-updated weights; the generator follows it."""
+
+    recipe: Recipe
+    plan: Plan
+    policy: Policy
+    generator: Generator
+    synchronizer: WeightSynchronizer
+    verifiers: VerifierPool
+    tokenizer: Any
+    loader: PromptLoader
+    validation_prompts: list[Prompt]
+    tracker: Tracker
+    timer: PhaseTimer
+    run_dir: Path
+    weight_version: int = 1
+    start_step: int = 1

@@ -1,0 +1,54 @@
+"""What a step leaves behind: its metrics and a few samples."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from nemo_rl_moe.grpo.sampling import zero_std_fraction
+from nemo_rl_moe.loops.components import Run
+from nemo_rl_moe.loops.rollout import Rollouts
+from nemo_rl_moe.tracking.throughput import throughput
+
+
+def log_step(run: Run, step: int, rollouts: Rollouts, metrics: dict[str, float]) -> None:
+    """Logs the step's metrics and writes its samples; ends the step's clock."""
+    timing = run.timer.step()
+    tokens = int(rollouts.batch.lengths.sum())
+    rates = throughput(tokens, timing, run.plan.training_devices, run.plan.generation_devices, run.plan.all_devices)
+    run.tracker.rollouts(step, samples(rollouts, run.recipe.logger.num_rollout_samples))
+    run.tracker.log(step, rollout_metrics(run, rollouts) | metrics | timing | rates)
+
+
+def rollout_metrics(run: Run, rollouts: Rollouts) -> dict[str, float]:
+    """Metrics of the sampled batch, under `train/`."""
+    values = rollouts.batch.sample_values
+    rewards = torch.from_numpy(values["rewards"])
+    # The policy has moved on by one version since it was sampled; age counts from the version that was then current.
+    age = run.weight_version - 1 - int(values["weight_versions"].min())
+    named = {
+        "reward": float(rewards.mean()),
+        "mean_tokens_per_sample": float(rollouts.batch.lengths.mean()),
+        "truncated_fraction": float(np.mean(values["truncated"])),
+        "zero_std_fraction": zero_std_fraction(rewards, torch.from_numpy(values["prompt_ids"])),
+        "trajectory_age_max": float(age),
+        "weight_version": float(values["weight_versions"].max()),
+        **rollouts.counts,
+    }
+    return {f"train/{name}": value for name, value in named.items()}
+
+
+def samples(rollouts: Rollouts, count: int) -> list[dict]:
+    """The first response of the first prompts, to read."""
+    values, n = rollouts.batch.sample_values, len(rollouts.batch) // len(rollouts.prompts)
+    return [
+        {
+            "prompt_id": rollouts.prompts[row // n].id,
+            "problem": rollouts.prompts[row // n].text,
+            "response": rollouts.responses[row],
+            "reward": float(values["rewards"][row]),
+            "truncated": bool(values["truncated"][row]),
+            "weight_version": int(values["weight_versions"][row]),
+        }
+        for row in range(0, min(count, len(rollouts.prompts)) * n, n)
+    ]

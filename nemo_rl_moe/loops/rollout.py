@@ -1,0 +1,111 @@
+"""Prompts -> sampled responses -> rewards -> one ragged batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nemo_rl_moe.batch import SequenceBatch
+from nemo_rl_moe.data.prompt import Prompt
+from nemo_rl_moe.environments.base import ScoreRequest
+from nemo_rl_moe.generation.interface import Completions, SamplingSpec
+from nemo_rl_moe.loops.components import Run
+
+
+@dataclass
+class Rollouts:
+    """Scored responses of P prompts, n each, prompt by prompt.
+
+    Attributes:
+        prompts: the P prompts.
+        batch: the P x n samples; `prompt_ids` of row i is i // n.
+        responses: decoded responses, one for each row.
+        counts: what is to be logged of the sampling, such as verifier errors.
+    """
+
+    prompts: list[Prompt]
+    batch: SequenceBatch
+    responses: list[str]
+    counts: dict[str, float]
+
+    @property
+    def response_lengths(self) -> NDArray[np.int64]:
+        """int64 [N], sampled tokens of each row."""
+        return np.add.reduceat(self.batch.token_mask.astype(np.int64), self.batch.offsets[:-1])
+
+    def select(self, rows: NDArray[np.int64]) -> Rollouts:
+        """The given rows, which must be whole groups in order."""
+        groups = self.batch.sample_values["prompt_ids"][rows]
+        kept, renumbered = np.unique(groups, return_inverse=True)
+        batch = self.batch.select(rows).with_values(samples={"prompt_ids": renumbered.astype(np.int64)})
+        return Rollouts([self.prompts[g] for g in kept], batch, [self.responses[r] for r in rows], self.counts)
+
+    @staticmethod
+    def concat(parts: Sequence[Rollouts], counts: dict[str, float]) -> Rollouts:
+        """All groups of the parts, numbered anew; their counts are added up beside the given ones."""
+        batches, first = [], 0
+        for part in parts:
+            ids = part.batch.sample_values["prompt_ids"] + first
+            batches.append(part.batch.with_values(samples={"prompt_ids": ids}))
+            first += len(part.prompts)
+        total = {name: sum(part.counts[name] for part in parts) for name in parts[0].counts}
+        return Rollouts(
+            [p for part in parts for p in part.prompts],
+            SequenceBatch.concat(batches),
+            [r for part in parts for r in part.responses],
+            {**total, **counts},
+        )
+
+
+def assemble(prompts: Sequence[Prompt], completions: Completions, n: int) -> SequenceBatch:
+    """Joins each prompt with its n responses, ragged, without a loop over tokens.
+
+    `prompt_ids` is the position of the prompt in this batch, not the row of the dataset: the same row drawn twice is
+    two groups, each with its own baseline.
+    """
+    prompt_lengths = np.repeat(np.array([len(p.token_ids) for p in prompts], dtype=np.int64), n)
+    lengths = prompt_lengths + completions.lengths
+    starts = np.cumsum(lengths) - lengths
+    position = np.arange(int(lengths.sum())) - np.repeat(starts, lengths)
+    sampled = position >= np.repeat(prompt_lengths, lengths)
+    tokens = np.empty(len(sampled), dtype=np.int32)
+    tokens[sampled] = completions.token_ids
+    tokens[~sampled] = np.concatenate([np.asarray(p.token_ids, dtype=np.int32) for p in prompts for _ in range(n)])
+    logprobs = np.zeros(len(sampled), dtype=np.float32)
+    logprobs[sampled] = completions.logprobs
+    return SequenceBatch(
+        lengths=lengths,
+        tokens=tokens,
+        token_mask=sampled,
+        token_values={"generation_logprobs": logprobs},
+        sample_values={
+            "prompt_ids": np.repeat(np.arange(len(prompts), dtype=np.int64), n),
+            "truncated": completions.truncated,
+            "weight_versions": completions.weight_versions,
+            "sample_mask": np.ones(len(lengths), dtype=np.float32),
+        },
+    )
+
+
+def generate_and_score(run: Run, prompts: list[Prompt], spec: SamplingSpec) -> Rollouts:
+    """Samples `spec.n` responses for each prompt and scores them in their environments."""
+    with run.timer.phase("generation"):
+        completions = run.generator.generate(prompts, spec)
+    with run.timer.phase("data"):
+        batch = assemble(prompts, completions, spec.n)
+        ends = np.cumsum(completions.lengths)
+        responses = run.tokenizer.batch_decode(
+            [ids.tolist() for ids in np.split(completions.token_ids, ends[:-1])], skip_special_tokens=True
+        )
+    with run.timer.phase("reward"):
+        scores = run.verifiers.score(
+            [
+                ScoreRequest(p.env_name, p.id, p.text, response, p.metadata)
+                for p, response in zip((p for p in prompts for _ in range(spec.n)), responses, strict=True)
+            ]
+        )
+    counts = {"reward_errors": float(scores.errors), "reward_timeouts": float(scores.timeouts)}
+    return Rollouts(prompts, batch.with_values(samples={"rewards": scores.rewards}), responses, counts)

@@ -1,0 +1,118 @@
+"""One GRPO step, shared by both placements: sample, score, log-probabilities, advantages, update, refit."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from nemo_rl_moe.batch import SequenceBatch
+from nemo_rl_moe.generation.interface import SamplingSpec
+from nemo_rl_moe.grpo.advantages import clip_advantages, group_advantages
+from nemo_rl_moe.grpo.importance import sequence_error_mask
+from nemo_rl_moe.grpo.rewards import overlong_penalty, scale_rewards
+from nemo_rl_moe.grpo.sampling import DynamicSampler, overlong_mask, why_no_gradient
+from nemo_rl_moe.loops.components import Run
+from nemo_rl_moe.loops.rollout import Rollouts, generate_and_score
+
+
+def refit(run: Run) -> None:
+    """Brings the generator to the trainer's weights and version."""
+    with run.timer.phase("weight_sync"):
+        run.synchronizer.sync(run.weight_version)
+
+
+def sampling_spec(run: Run, step: int) -> SamplingSpec:
+    """Training draws of a step: the seed is a function of run seed and step alone, so that a resumed run repeats it."""
+    grpo, generation = run.recipe.grpo, run.recipe.policy.generation
+    return SamplingSpec(
+        temperature=generation.temperature,
+        max_new_tokens=generation.max_new_tokens,
+        n=grpo.num_generations_per_prompt,
+        seed=grpo.seed * 1_000_003 + step,
+    )
+
+
+def sample_batch(run: Run, step: int) -> Rollouts | None:
+    """Samples the step's groups; None when the data has ended.
+
+    With dynamic sampling, groups whose rewards are all equal are dropped whole and further prompts are sampled.
+    """
+    cfg, spec = run.recipe.grpo, sampling_spec(run, step)
+    sampler = DynamicSampler(cfg.num_prompts_per_step, cfg.dynamic_sampling_max_gen_batches)
+    parts: list[Rollouts] = []
+    while not sampler.done:
+        with run.timer.phase("data"):
+            prompts = next(run.loader, None)
+        if prompts is None:
+            return None
+        rollouts = generate_and_score(run, prompts, spec)
+        if not cfg.use_dynamic_sampling:
+            return rollouts
+        values = rollouts.batch.sample_values
+        keep = sampler.add(torch.from_numpy(values["rewards"]), torch.from_numpy(values["prompt_ids"]))
+        parts.append(rollouts.select(keep.numpy()))
+    return Rollouts.concat(parts, sampler.metrics())
+
+
+def train_on(run: Run, rollouts: Rollouts) -> dict[str, float]:
+    """Log-probabilities, advantages and the update. Returns the trainer's metrics under `train/`."""
+    batch = with_advantages(run, rollouts)
+    with run.timer.phase("policy_and_reference_logprobs"):
+        batch = with_logprobs(run, batch)
+    with run.timer.phase("policy_training"):
+        metrics = run.policy.train(batch)
+    run.weight_version += 1
+    return {name if "/" in name else f"train/{name}": value for name, value in metrics.items()}
+
+
+def with_advantages(run: Run, rollouts: Rollouts) -> SequenceBatch:
+    """Shapes the rewards and turns them into one advantage for each token of a sample."""
+    cfg, batch = run.recipe.grpo, rollouts.batch
+    rewards = torch.from_numpy(batch.sample_values["rewards"])
+    truncated = torch.from_numpy(batch.sample_values["truncated"])
+    if cfg.reward_scaling.enabled:
+        s = cfg.reward_scaling
+        rewards = scale_rewards(rewards, s.source_min, s.source_max, s.target_min, s.target_max)
+    if cfg.reward_shaping.enabled:
+        shaping = cfg.reward_shaping
+        limit = shaping.max_response_length or run.recipe.policy.generation.max_new_tokens
+        lengths = torch.from_numpy(rollouts.response_lengths)
+        rewards = rewards + overlong_penalty(
+            lengths, limit, shaping.overlong_buffer_length, shaping.overlong_buffer_penalty
+        )
+    advantages = group_advantages(
+        rewards,
+        torch.from_numpy(batch.sample_values["prompt_ids"]),
+        leave_one_out=cfg.use_leave_one_out_baseline,
+        normalize=cfg.normalize_rewards,
+    )
+    advantages = clip_advantages(advantages, cfg.advantage_clip_low, cfg.advantage_clip_high)
+    mask = overlong_mask(truncated) if cfg.overlong_filtering else torch.ones(len(batch))
+    if (why := why_no_gradient(advantages, mask, truncated)) is not None:
+        run.tracker.event(f"warning: {why}")
+    return batch.with_values(
+        tokens={"advantages": np.repeat(advantages.numpy(), batch.lengths).astype(np.float32)},
+        samples={"sample_mask": mask.numpy().astype(np.float32)},
+    )
+
+
+def with_logprobs(run: Run, batch: SequenceBatch) -> SequenceBatch:
+    """Adds what the loss needs: the policy's own log-probabilities before the update, and the frozen reference's."""
+    cfg, loss = run.recipe.grpo, run.recipe.loss_fn
+    values: dict = {}
+    if not loss.force_on_policy_ratio or cfg.seq_logprob_error_threshold is not None:
+        values["prev_logprobs"] = run.policy.logprobs(batch)
+    if loss.reference_policy_kl_penalty > 0 and not cfg.skip_reference_policy_logprobs_calculation:
+        values["reference_logprobs"] = run.policy.logprobs(batch, reference=True)
+    batch = batch.with_values(tokens=values)
+    if cfg.seq_logprob_error_threshold is None:
+        return batch
+    keep = sequence_error_mask(
+        torch.from_numpy(batch.token_values["prev_logprobs"]),
+        torch.from_numpy(batch.token_values["generation_logprobs"]),
+        torch.from_numpy(batch.token_mask).float(),
+        torch.from_numpy(batch.sequence_ids),
+        len(batch),
+        cfg.seq_logprob_error_threshold,
+    )
+    return batch.with_values(samples={"sample_mask": batch.sample_values["sample_mask"] * keep.numpy()})
