@@ -9,5 +9,5 @@ class Section(BaseModel):
     """One recipe section. Unknown keys are errors; docstrings become descriptions in the docs."""
 
     model_config = ConfigDict(
-        extra="forbid", frozen=True, use_attribute_docstrings=True, protected_namespaces=(), strict=False
+        extra="forbid", frozen=True, use_attribute_docstrings=True, protected_namespaces=(), strict=True
     )

@@ -1,0 +1,157 @@
+"""One command: run, validate, plan, config.
+
+Exit codes: 0 done, 1 the run failed, 2 the user's input is wrong, 130 interrupted. Imports are made inside the commands:
+`validate` must answer on a bare machine, without torch and Ray, in about a second.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+from nemo_rl_moe.errors import UserError
+
+EXIT_DONE, EXIT_FAILED, EXIT_USER, EXIT_INTERRUPTED = 0, 1, 2, 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command and returns its exit code."""
+    arguments = _parser().parse_args(argv)
+    try:
+        return arguments.command(arguments)
+    except UserError as error:
+        print(error, file=sys.stderr)
+        return EXIT_USER
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # The reader of a pipe (such as `head`) has seen enough.
+        sys.stderr.close()
+        return EXIT_DONE
+    except Exception:
+        traceback.print_exc()
+        return EXIT_FAILED
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="nemo-rl-moe", description="GRPO post-training of mixture-of-experts models")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    run = commands.add_parser("run", help="run a recipe")
+    _recipe_arguments(run)
+    run.add_argument(
+        "--resume", action=argparse.BooleanOptionalAction, default=True, help="go on from the newest checkpoint"
+    )
+    run.add_argument("--dry-run", action="store_true", help="print the plan and start nothing")
+    run.set_defaults(command=_run)
+
+    validate = commands.add_parser("validate", help="check recipes; every problem at once")
+    validate.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="recipe files or folders of them")
+    _json_argument(validate)
+    validate.set_defaults(command=_validate)
+
+    plan = commands.add_parser("plan", help="placement and arithmetic of a recipe, without starting anything")
+    _recipe_arguments(plan)
+    _json_argument(plan)
+    plan.set_defaults(command=_plan)
+
+    _config_commands(commands.add_parser("config", help="look into recipes"))
+    return parser
+
+
+def _config_commands(config: argparse.ArgumentParser) -> None:
+    commands = config.add_subparsers(required=True, metavar="COMMAND")
+    show = commands.add_parser("show", help="the resolved recipe, schema defaults included")
+    _recipe_arguments(show)
+    _json_argument(show)
+    show.set_defaults(command=_config_show)
+
+    why = commands.add_parser("why", help="where a value came from, and what it overrode")
+    why.add_argument("recipe", type=Path, metavar="RECIPE")
+    why.add_argument("key", metavar="KEY", help="dotted path")
+    why.add_argument("overrides", nargs="*", metavar="OVERRIDE")
+    _json_argument(why)
+    why.set_defaults(command=_config_why)
+
+    diff = commands.add_parser("diff", help="difference of two resolved recipes")
+    diff.add_argument("a", type=Path, metavar="A")
+    diff.add_argument("b", type=Path, metavar="B")
+    _json_argument(diff)
+    diff.set_defaults(command=_config_diff)
+
+    minimize = commands.add_parser("minimize", help="a recipe without the keys that equal what it inherits")
+    minimize.add_argument("recipe", type=Path, metavar="RECIPE")
+    minimize.add_argument("--check", action="store_true", help="print nothing; exit 2 when keys could go")
+    _json_argument(minimize)
+    minimize.set_defaults(command=_config_minimize)
+
+
+def _recipe_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("recipe", type=Path, metavar="RECIPE", help="YAML recipe")
+    parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="a.b=1, +a.b=1 (add), ++a.b=1, ~a.b (delete)")
+
+
+def _json_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="one JSON document on stdout and nothing else")
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from nemo_rl_moe.recipe.load import load_recipe
+
+    loaded = load_recipe(arguments.recipe, arguments.overrides)
+    for warning in loaded.warnings:
+        print(warning, file=sys.stderr)
+    if arguments.dry_run:
+        from nemo_rl_moe.recipe.commands import print_plan
+
+        print_plan(loaded, as_json=False)
+        return EXIT_DONE
+    from nemo_rl_moe.loops.run import run_recipe
+
+    return run_recipe(loaded, resume=arguments.resume)
+
+
+def _validate(arguments: argparse.Namespace) -> int:
+    from nemo_rl_moe.recipe.commands import validate
+
+    return EXIT_DONE if validate(arguments.paths, as_json=arguments.json) else EXIT_USER
+
+
+def _plan(arguments: argparse.Namespace) -> int:
+    from nemo_rl_moe.recipe.commands import print_plan
+    from nemo_rl_moe.recipe.load import load_recipe
+
+    print_plan(load_recipe(arguments.recipe, arguments.overrides), as_json=arguments.json)
+    return EXIT_DONE
+
+
+def _config_show(arguments: argparse.Namespace) -> int:
+    from nemo_rl_moe.recipe.commands import show
+
+    show(arguments.recipe, arguments.overrides, as_json=arguments.json)
+    return EXIT_DONE
+
+
+def _config_why(arguments: argparse.Namespace) -> int:
+    from nemo_rl_moe.recipe.commands import why
+
+    why(arguments.recipe, arguments.overrides, arguments.key, as_json=arguments.json)
+    return EXIT_DONE
+
+
+def _config_diff(arguments: argparse.Namespace) -> int:
+    from nemo_rl_moe.recipe.commands import diff
+
+    diff(arguments.a, arguments.b, as_json=arguments.json)
+    return EXIT_DONE
+
+
+def _config_minimize(arguments: argparse.Namespace) -> int:
+    from nemo_rl_moe.recipe.minimize import minimize_command
+
+    clean = minimize_command(arguments.recipe, check=arguments.check, as_json=arguments.json)
+    return EXIT_DONE if clean else EXIT_USER

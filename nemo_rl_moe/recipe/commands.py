@@ -1,0 +1,231 @@
+"""The commands about recipes: validate, plan, and config show, why and diff."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from nemo_rl_moe.errors import UserError
+from nemo_rl_moe.recipe.compose import FileCache, shown_path
+from nemo_rl_moe.recipe.load import LoadedRecipe, load_recipe
+from nemo_rl_moe.recipe.plan import Plan, plan
+from nemo_rl_moe.recipe.schema_walk import annotation_at
+from nemo_rl_moe.recipe.source import Node, Problem, RecipeError, Source, dotted, shown, split_dotted
+
+_ABSENT = object()
+
+
+def validate(paths: Sequence[Path], *, as_json: bool) -> bool:
+    """Prints every problem of every recipe and a summary line; returns whether there is no error."""
+    files = recipe_files(paths)
+    cache = FileCache()
+    found: dict[Path, list[Problem]] = {}
+    loaded: list[LoadedRecipe] = []
+    for file in files:
+        try:
+            recipe = load_recipe(file, cache=cache)
+        except RecipeError as error:
+            found[file] = error.problems
+        else:
+            found[file] = recipe.warnings
+            loaded.append(recipe)
+    for file, problem in collisions(loaded):
+        found[file].append(problem)
+    errors = sum(problem.severity == "error" for problems in found.values() for problem in problems)
+    if as_json:
+        rows = [{"recipe": shown_path(f), "problems": [p.as_dict() for p in ps]} for f, ps in found.items()]
+        print(json.dumps({"recipes": rows, "errors": errors}, indent=1))
+        return errors == 0
+    # Recipes of one family show the same problem of their parent; one line for each place is enough.
+    for line in dict.fromkeys(str(problem) for problems in found.values() for problem in problems):
+        print(line)
+    bad = sum(any(p.severity == "error" for p in problems) for problems in found.values())
+    print(f"{len(files)} recipe(s), {bad} with errors, {errors} error(s)")
+    return errors == 0
+
+
+def recipe_files(paths: Sequence[Path]) -> list[Path]:
+    """The YAML files named, or in the folders named."""
+    files: list[Path] = []
+    for path in paths:
+        if path.is_dir():
+            inside = sorted([*path.rglob("*.yaml"), *path.rglob("*.yml")])
+            if not inside:
+                raise UserError(f"{shown_path(path)}: no YAML file in the folder")
+            files += inside
+        elif path.exists():
+            files.append(path)
+        else:
+            raise UserError(f"{path}: no such file or folder")
+    return list(dict.fromkeys(files))
+
+
+def collisions(loaded: Sequence[LoadedRecipe]) -> list[tuple[Path, Problem]]:
+    """Recipes that would write to the same place: a finished run must not be overwritten by another recipe's."""
+    problems = []
+    for key in ("logger.log_dir", "checkpointing.checkpoint_dir"):
+        section, name = key.split(".")
+        seen: dict[str, LoadedRecipe] = {}
+        for recipe in loaded:
+            value = getattr(getattr(recipe.recipe, section), name)
+            if value is None:
+                continue
+            place = os.path.normpath(value)
+            if place in seen:
+                node = recipe.why(key)
+                message = f"{value} is also the directory of {shown_path(seen[place].path)}"
+                source = node[0].source if node else Source(shown_path(recipe.path), 1)
+                problems.append((recipe.path, Problem("directory collision", key, source, value, message)))
+            seen.setdefault(place, recipe)
+    return problems
+
+
+def print_plan(loaded: LoadedRecipe, *, as_json: bool) -> None:
+    """Prints the plan of a recipe."""
+    layout = plan(loaded.recipe)
+    if as_json:
+        warnings = [warning.as_dict() for warning in loaded.warnings]
+        print(json.dumps({"recipe": loaded.name, **layout.as_dict(), "warnings": warnings}, indent=1))
+        return
+    print("\n".join(_plan_lines(loaded, layout)))
+
+
+def _plan_lines(loaded: LoadedRecipe, layout: Plan) -> list[str]:
+    megatron, vllm, batch = loaded.recipe.policy.megatron_cfg, loaded.recipe.policy.generation.vllm_cfg, layout.batch
+    placement = "colocated (in turns on the same devices)" if layout.colocated else "split"
+    lines = [
+        f"{loaded.name}: {layout.num_nodes} node(s) x {layout.devices_per_node} {layout.device} device(s), {placement}",
+        f"policy: {layout.policy_world} rank(s), TP {megatron.tensor_model_parallel_size} "
+        f"PP {megatron.pipeline_model_parallel_size} CP {megatron.context_parallel_size} DP {layout.policy_dp}, "
+        f"EP {megatron.expert_model_parallel_size} ETP {megatron.expert_tensor_parallel_size} EDP {layout.policy_edp}, "
+        f"dispatcher {megatron.moe_token_dispatcher_type}",
+        f"generation: {len(layout.engines)} engine(s) of {layout.engine_size} device(s), TP {vllm.tensor_parallel_size} "
+        f"PP {vllm.pipeline_parallel_size} EP {vllm.expert_parallel_size}",
+        f"step: {batch.prompts_per_step} prompts x {batch.generations_per_prompt} = {batch.samples_per_step} samples, "
+        f"{batch.optimizer_steps_per_step} optimizer step(s) of {batch.train_global_batch_size}, "
+        f"{batch.samples_per_dp_rank} on each data-parallel rank, {batch.prompts_per_engine:g} prompts on each engine",
+    ]
+    if batch.train_microbatch_tokens is not None:
+        lines.append(
+            f"packing: micro-batches of {batch.train_microbatch_tokens} tokens in training, "
+            f"{batch.logprob_microbatch_tokens} for log-probabilities"
+        )
+    if loaded.recipe.data.validation is not None:
+        sizes = batch.validation_batches
+        lines.append(f"validation: {sum(sizes)} prompts at most, in {len(sizes)} batch(es), the last of {sizes[-1]}")
+    lines += ["", "rank  node  device  tp cp dp pp  etp ep edp"]
+    lines += [
+        f"{r.rank:4d}  {r.node:4d}  {r.device:6d}  {r.tp:2d} {r.cp:2d} {r.dp:2d} {r.pp:2d}  {r.etp:3d} {r.ep:2d} {r.edp:3d}"
+        for r in layout.policy_ranks
+    ]
+    lines += ["", "engine  node  devices"]
+    lines += [f"{e.index:6d}  {e.node:4d}  {_span(e.devices)}" for e in layout.engines]
+    for kind, variables in layout.environment.items():
+        lines += ["", f"environment of {kind} workers:", *(f"  {name}={value}" for name, value in variables.items())]
+    lines += ["", *map(str, loaded.warnings)] if loaded.warnings else []
+    return lines
+
+
+def _span(devices: Sequence[int]) -> str:
+    return str(devices[0]) if len(devices) == 1 else f"{devices[0]}-{devices[-1]}"
+
+
+def show(path: Path, overrides: Sequence[str], *, as_json: bool) -> None:
+    """Prints the resolved recipe. A recipe that breaks a rule is shown too, so that one can look into it."""
+    resolved = load_recipe(path, overrides, check=False).resolved
+    sys.stdout.write(json.dumps(resolved, indent=1) + "\n" if as_json else to_yaml(resolved))
+
+
+class _Dumper(yaml.SafeDumper):
+    """Lists of scalars in one line."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _represent_list(dumper: yaml.SafeDumper, items: list) -> yaml.Node:
+    return dumper.represent_sequence(
+        "tag:yaml.org,2002:seq", items, flow_style=not any(isinstance(i, dict | list) for i in items)
+    )
+
+
+_Dumper.add_representer(list, _represent_list)
+
+
+def to_yaml(data: Any) -> str:
+    """Plain data as YAML in the given key order."""
+    return yaml.dump(data, Dumper=_Dumper, sort_keys=False, width=120)
+
+
+def why(path: Path, overrides: Sequence[str], key: str, *, as_json: bool) -> None:
+    """Prints the value of a key and the chain of values that it overrode.
+
+    Raises:
+        UserError: the schema has no such key.
+    """
+    loaded = load_recipe(path, overrides, check=False)
+    keys = split_dotted(key)
+    current: Any = loaded.resolved
+    for part in keys:
+        try:
+            current = current[part]
+        except (KeyError, IndexError, TypeError):
+            if annotation_at(keys) is None:
+                raise UserError(f"{key}: the schema has no such key") from None
+            current = None
+            break
+    history = loaded.why(key)
+    if as_json:
+        rows = [{"value": n.plain(), "file": n.source.file, "line": n.source.line or None} for n in history]
+        print(json.dumps({"key": key, "value": current, "history": rows}, indent=1))
+        return
+    print(f"{key} = {_brief(current)}")
+    if not history:
+        print("  the schema's default")
+    for depth, node in enumerate(history):
+        print(f"  {'set at' if depth == 0 else 'overrode'} {node.source}: {_origin(node)}")
+
+
+def _origin(node: Node) -> str:
+    return _brief(node.plain())
+
+
+def _brief(value: Any) -> str:
+    return f"a map of {len(value)} keys" if isinstance(value, dict) else shown(value)
+
+
+def diff(a: Path, b: Path, *, as_json: bool) -> None:
+    """Prints the keys whose resolved values differ."""
+    left, right = (flatten(load_recipe(path, check=False).resolved) for path in (a, b))
+    rows = [
+        (key, left.get(key, _ABSENT), right.get(key, _ABSENT))
+        for key in dict.fromkeys([*left, *right])
+        if left.get(key, _ABSENT) != right.get(key, _ABSENT)
+    ]
+    if as_json:
+        named = [
+            {"key": key} | {side: value for side, value in (("a", x), ("b", y)) if value is not _ABSENT}
+            for key, x, y in rows
+        ]
+        print(json.dumps({"a": shown_path(a), "b": shown_path(b), "differences": named}, indent=1))
+        return
+    for key, x, y in rows:
+        print(f"{key}: {_side(x)} -> {_side(y)}")
+    print(f"{len(rows)} key(s) differ" if rows else "no difference")
+
+
+def _side(value: Any) -> str:
+    return "(absent)" if value is _ABSENT else shown(value)
+
+
+def flatten(data: Any, path: tuple[str | int, ...] = ()) -> dict[str, Any]:
+    """Dotted keys to scalars, lists and empty maps."""
+    if isinstance(data, dict) and data:
+        return {key: value for name, item in data.items() for key, value in flatten(item, (*path, name)).items()}
+    return {dotted(path): data}

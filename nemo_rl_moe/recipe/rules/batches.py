@@ -1,0 +1,103 @@
+"""Rules on batch sizes and lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from nemo_rl_moe.recipe.placement import model_parallel_size, split_devices
+from nemo_rl_moe.recipe.rules.registry import Context, Finding, rule
+
+PROMPTS, GENERATIONS = "grpo.num_prompts_per_step", "grpo.num_generations_per_prompt"
+GLOBAL, MICRO, LOGPROB = "policy.train_global_batch_size", "policy.train_micro_batch_size", "policy.logprob_batch_size"
+LENGTH, DIVISIBLE = "policy.max_total_sequence_length", "policy.make_sequence_length_divisible_by"
+NEW_TOKENS, MODEL_LEN = "policy.generation.max_new_tokens", "policy.generation.vllm_cfg.max_model_len"
+INPUT = "data.max_input_seq_length"
+PACKING = "policy.sequence_packing"
+
+
+def dp_size(context: Context) -> int | None:
+    """Data-parallel size, or None when the world size rule is broken."""
+    world, size = len(split_devices(context.recipe).policy), model_parallel_size(context.recipe)
+    return None if not world or world % size else world // size
+
+
+@rule("train batch", "A step's samples are cut into whole optimizer steps; a rest would never be trained on.")
+def samples_divide(context: Context) -> Iterator[Finding]:
+    grpo, batch = context.recipe.grpo, context.recipe.policy.train_global_batch_size
+    samples = grpo.num_prompts_per_step * grpo.num_generations_per_prompt
+    if samples % batch:
+        text = f"{grpo.num_prompts_per_step} prompts x {grpo.num_generations_per_prompt} generations = {samples}"
+        yield Finding((GLOBAL, PROMPTS, GENERATIONS), f"{text} samples are not a multiple of the train batch {batch}")
+
+
+@rule("data-parallel batch", "Each data-parallel rank takes the same number of samples of the train batch.")
+def batch_divides_over_ranks(context: Context) -> Iterator[Finding]:
+    dp, batch = dp_size(context), context.recipe.policy.train_global_batch_size
+    if dp and batch % dp:
+        yield Finding((GLOBAL, "cluster.num_nodes", "cluster.gpus_per_node"), f"{batch} is not a multiple of DP {dp}")
+
+
+@rule("micro-batch", "Without packing, a rank's samples are cut into whole micro-batches.")
+def microbatch_divides(context: Context) -> Iterator[Finding]:
+    policy, dp = context.recipe.policy, dp_size(context)
+    if policy.sequence_packing.enabled or not dp or policy.train_global_batch_size % dp:
+        return
+    own = policy.train_global_batch_size // dp
+    if own % policy.train_micro_batch_size:
+        message = f"{own} samples on each rank are not a multiple of the micro-batch {policy.train_micro_batch_size}"
+        yield Finding((MICRO, GLOBAL), message)
+
+
+@rule("on-policy ratio", "A ratio fixed at 1 is only right for the one optimizer step that the weights sampled for.")
+def on_policy_needs_one_step(context: Context) -> Iterator[Finding]:
+    grpo, batch = context.recipe.grpo, context.recipe.policy.train_global_batch_size
+    samples = grpo.num_prompts_per_step * grpo.num_generations_per_prompt
+    if context.recipe.loss_fn.force_on_policy_ratio and samples % batch == 0 and samples != batch:
+        message = f"force_on_policy_ratio needs one optimizer step: {samples} samples a step, train batch {batch}"
+        yield Finding(("loss_fn.force_on_policy_ratio", GLOBAL, PROMPTS, GENERATIONS), message)
+
+
+@rule("sequence length", "The longest prompt and the longest response together must fit wherever they go.")
+def lengths_fit(context: Context) -> Iterator[Finding]:
+    policy, generation = context.recipe.policy, context.recipe.policy.generation
+    prompt, response, total = (
+        context.recipe.data.max_input_seq_length,
+        generation.max_new_tokens,
+        policy.max_total_sequence_length,
+    )
+    if response >= total:
+        yield Finding((NEW_TOKENS, LENGTH), f"{response} response tokens leave no room for a prompt in {total}")
+    elif prompt > total:
+        yield Finding((INPUT, LENGTH), f"{prompt} prompt tokens are more than max_total_sequence_length {total}")
+    model_len = generation.vllm_cfg.max_model_len
+    if model_len is not None and model_len < total:
+        message = f"the engine accepts {model_len} tokens, fewer than max_total_sequence_length {total}"
+        yield Finding((MODEL_LEN, LENGTH), message)
+    positions = context.model.max_positions if context.model else None
+    if positions is not None and total > positions:
+        yield Finding((LENGTH, "policy.model_name"), f"{total} tokens, but the model's positions end at {positions}")
+
+
+@rule("divisible length", "Sequence parallelism cuts each row in TP pieces, context parallelism in 2 x CP.")
+def lengths_divide(context: Context) -> Iterator[Finding]:
+    policy, megatron = context.recipe.policy, context.recipe.policy.megatron_cfg
+    tp = megatron.tensor_model_parallel_size if megatron.sequence_parallel else 1
+    cp = 2 * megatron.context_parallel_size if megatron.context_parallel_size > 1 else 1
+    divisor = tp * cp
+    if policy.make_sequence_length_divisible_by % divisor:
+        message = f"{policy.make_sequence_length_divisible_by} is not a multiple of {divisor} (TP {tp} x 2CP {cp})"
+        yield Finding((DIVISIBLE, "policy.megatron_cfg.tensor_model_parallel_size"), message)
+    elif policy.max_total_sequence_length % policy.make_sequence_length_divisible_by:
+        message = f"{policy.max_total_sequence_length} is not a multiple of {policy.make_sequence_length_divisible_by}"
+        yield Finding((LENGTH, DIVISIBLE), message)
+
+
+@rule("packing budget", "A packed micro-batch must be able to hold the longest sequence.")
+def budgets_hold_a_sequence(context: Context) -> Iterator[Finding]:
+    policy = context.recipe.policy
+    packing, length = policy.sequence_packing, policy.max_total_sequence_length
+    for name in ("train_mb_tokens", "logprob_mb_tokens"):
+        budget = getattr(packing, name)
+        if packing.enabled and budget is not None and budget < length:
+            message = f"{budget} tokens are fewer than max_total_sequence_length {length}"
+            yield Finding((f"{PACKING}.{name}", LENGTH), message)
