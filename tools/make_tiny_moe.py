@@ -5,8 +5,10 @@
 
 The model has a config, float32 safetensors and a byte-level BPE tokenizer of its own, made here from a fixed seed. A
 random model never answers anything right, so reinforcement learning would have nothing to reinforce. A short
-supervised warm-up therefore shows it sums of two digits and stops long before it knows them: it has learned the form
-of an answer and a dim idea of arithmetic, and a recipe sharpens that.
+supervised warm-up therefore teaches it sums of two digits, then blurs what it knows: the last steps show the right
+answer in `teacher_accuracy` of the cases and that of another sum otherwise. The model is left unsure, not ignorant,
+and a recipe has something to sharpen. (Stopping the teaching early instead gives the same first reward, but the wrong
+answers are then learned as firmly as the right ones, and GRPO gained only 0.06 in 100 steps.)
 """
 
 from __future__ import annotations
@@ -45,7 +47,9 @@ class Settings:
     Attributes:
         hidden_size, moe_intermediate_size: multiples of 32, which vLLM's CPU kernels need.
         task, task_config: reasoning-gym task of the warm-up, the one the recipe trains on.
-        warmup_steps: AdamW steps of batch_size examples. More of them raise the mean reward a run starts with.
+        warmup_steps: AdamW steps of batch_size examples.
+        blur_steps: how many of them, at the end, show wrong answers among the right ones.
+        teacher_accuracy: share of right answers in those; the mean reward that a run starts with is near it.
         learning_rate: peak, reached linearly over the first tenth of the steps and followed by a linear decay to 0.
     """
 
@@ -63,7 +67,9 @@ class Settings:
     task_config: dict[str, Any] = field(
         default_factory=lambda: {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
     )
-    warmup_steps: int = 130
+    warmup_steps: int = 300
+    blur_steps: int = 50
+    teacher_accuracy: float = 0.25
     batch_size: int = 64
     learning_rate: float = 3e-3
 
@@ -169,7 +175,10 @@ def warm_up(model: Qwen3MoeForCausalLM, settings: Settings, tokenizer: PreTraine
         progress = (step + 1) / settings.warmup_steps
         for group in optimizer.param_groups:
             group["lr"] = settings.learning_rate * min(10 * progress, 1.0 - progress)
-        ids, labels = collate(rng.choices(examples, k=settings.batch_size), tokenizer.pad_token_id)
+        batch = rng.choices(examples, k=settings.batch_size)
+        if step >= settings.warmup_steps - settings.blur_steps:
+            batch = [(p, a if rng.random() < settings.teacher_accuracy else rng.choice(examples)[1]) for p, a in batch]
+        ids, labels = collate(batch, tokenizer.pad_token_id)
         # Padding is on the right of a causal model: no real token sees it, so no attention mask is needed.
         loss = model(input_ids=ids, labels=labels).loss
         optimizer.zero_grad()
@@ -204,7 +213,8 @@ def make(out: Path, settings: Settings) -> bool:
         losses = warm_up(model, settings, tokenizer)
         model.eval().save_pretrained(partial)
         tokenizer.save_pretrained(partial)
-        stamp = {"digest": settings.digest(), "settings": asdict(settings), "warmup_losses": [round(x, 4) for x in losses]}
+        record = [round(loss, 4) for loss in losses]
+        stamp = {"digest": settings.digest(), "settings": asdict(settings), "warmup_losses": record}
         (partial / STAMP).write_text(json.dumps(stamp, indent=1) + "\n")
         partial.chmod(0o755)
         shutil.rmtree(out, ignore_errors=True)
