@@ -10,6 +10,9 @@ from nemo_rl_moe.recipe.schema.base import Section
 from nemo_rl_moe.recipe.schema.generation import GenerationConfig
 
 
+RecomputeModule = Literal["core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts"]
+
+
 class TokenizerConfig(Section):
     """Which tokenizer turns text into ids."""
 
@@ -19,6 +22,8 @@ class TokenizerConfig(Section):
     """Jinja chat template that replaces the tokenizer's own; null keeps it."""
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Extra variables given to the chat template, such as `enable_thinking`."""
+    pad_token: str | None = None
+    """Token of the vocabulary to take as padding; null keeps the tokenizer's own."""
 
 
 class SequencePackingConfig(Section):
@@ -29,9 +34,13 @@ class SequencePackingConfig(Section):
     train_mb_tokens: PositiveInt | None = None
     """Tokens at most in one packed training micro-batch; null is max_total_sequence_length x train_micro_batch_size."""
     logprob_mb_tokens: PositiveInt | None = None
-    """Tokens at most in one packed log-probability micro-batch; null is max_total_sequence_length x logprob_batch_size."""
+    """Tokens at most in one packed log-probability micro-batch; null is as for training, with logprob_batch_size."""
     algorithm: Literal["first_fit_decreasing"] = "first_fit_decreasing"
     """How sequences are put into micro-batches."""
+    microbatch_order: Literal["packer", "largest_first"] = "packer"
+    """Order of the packed micro-batches: as packed, or the largest first (peak memory shows in the first one)."""
+    fuse_loss: bool = False
+    """One loss call for a packed micro-batch instead of one for each sequence."""
 
 
 class OptimizerConfig(Section):
@@ -55,6 +64,12 @@ class OptimizerConfig(Section):
     """Momentum of sgd."""
     use_distributed_optimizer: bool = True
     """Shard optimizer state over the data-parallel ranks (ZeRO-1)."""
+    use_precision_aware_optimizer: bool = False
+    """Keep optimizer state in the formats that Transformer Engine's fused Adam allows (GPU only)."""
+    optimizer_cpu_offload: bool = False
+    """Keep optimizer state in host memory and step there (GPU only)."""
+    optimizer_offload_fraction: float = Field(0.0, ge=0, le=1)
+    """Share of the optimizer state that is offloaded."""
 
 
 class SchedulerConfig(Section):
@@ -81,6 +96,19 @@ class DdpConfig(Section):
     """Accumulate and reduce gradients in float32."""
 
 
+class Fp8Config(Section):
+    """Training in fp8 through Transformer Engine."""
+
+    enabled: bool = False
+    """Train in fp8."""
+    fp8: Literal["e4m3", "hybrid"] = "e4m3"
+    """Format: e4m3 everywhere, or e5m2 for gradients (hybrid)."""
+    fp8_recipe: Literal["blockwise", "tensorwise", "delayed", "mxfp8"] = "blockwise"
+    """How scales are kept: for each block (Hopper), each tensor, from history, or for each 32 values (Blackwell)."""
+    fp8_param: bool = False
+    """Keep parameters in fp8 too; needs the distributed optimizer."""
+
+
 class MegatronConfig(Section):
     """`policy.megatron_cfg`: parallel layout, mixture-of-experts and optimizer settings."""
 
@@ -100,10 +128,16 @@ class MegatronConfig(Section):
     """Layers of the first pipeline stage; null divides evenly."""
     num_layers_in_last_pipeline_stage: PositiveInt | None = None
     """Layers of the last pipeline stage; null divides evenly."""
+    num_layers_per_virtual_pipeline_stage: PositiveInt | None = None
+    """Layers of one virtual stage (interleaved schedule); null is one chunk on each rank."""
     sequence_parallel: bool = False
     """Shard activations along the sequence between TP regions."""
     activation_checkpointing: bool = False
-    """Recompute every layer's activations in backward."""
+    """Recompute activations in backward."""
+    recompute_granularity: Literal["full", "selective"] = "full"
+    """What is recomputed with activation_checkpointing: whole layers, or recompute_modules."""
+    recompute_modules: list[RecomputeModule] | None = None
+    """Parts recomputed under selective; null is core_attn."""
     freeze_moe_router: bool = False
     """Do not train the router's weights."""
     moe_router_dtype: Literal["fp32", "fp64"] = "fp32"
@@ -114,6 +148,26 @@ class MegatronConfig(Section):
     """Weight of the auxiliary balancing loss."""
     moe_token_dispatcher_type: Literal["alltoall", "allgather", "flex"] = "alltoall"
     """How tokens reach their experts; flex needs a GPU."""
+    moe_flex_dispatcher_backend: Literal["hybridep", "deepep"] | None = None
+    """Transport of the flex dispatcher; null with any other dispatcher."""
+    moe_hybridep_num_sms: PositiveInt | None = None
+    """Streaming multiprocessors that HybridEP takes on each GPU; null is the library's default."""
+    hybridep_num_ranks_per_nvlink_domain: PositiveInt | None = None
+    """EP ranks that share one NVLink domain; must agree with NUM_OF_HYBRID_EP_RANKS_PER_NVLINK_DOMAIN; null sets none."""
+    hybridep_use_mnnvl: bool | None = None
+    """Multi-node NVLink between the ranks of a domain; must agree with USE_MNNVL; null sets none."""
+    moe_hybridep_prepad_packed_inputs: bool = False
+    """Pad each packed micro-batch, before the forward pass, to the longest of its EP group."""
+    moe_enable_deepep: bool = False
+    """Older name of moe_flex_dispatcher_backend deepep; refused in favour of it."""
+    moe_shared_expert_overlap: bool = False
+    """Run shared experts beside the alltoall dispatcher's communication."""
+    moe_router_enable_expert_bias: bool = False
+    """Router with a bias for each expert that balances load without an auxiliary loss."""
+    moe_router_bias_update_rate: NonNegativeFloat = 0.0
+    """Change of the expert bias at each optimizer step."""
+    mtp_num_layers: NonNegativeInt = 0
+    """Multi-token-prediction layers."""
     moe_permute_fusion: bool = False
     """Fused token permutation (Transformer Engine, GPU)."""
     moe_grouped_gemm: bool = False
@@ -122,6 +176,18 @@ class MegatronConfig(Section):
     """Fused rotary embedding (Transformer Engine, GPU)."""
     bias_activation_fusion: bool = False
     """Fused bias and activation."""
+    gradient_accumulation_fusion: bool = False
+    """Accumulate weight gradients inside the matrix product (GPU only)."""
+    defer_fp32_logits: bool = False
+    """Turn logits to float32 chunk by chunk instead of all at once."""
+    cuda_graph_impl: Literal["none", "local", "transformer_engine"] = "none"
+    """CUDA graphs of the training step."""
+    empty_unused_memory_level: int = Field(0, ge=0, le=2)
+    """Give cached GPU memory back: never, after each step, or also between forward and backward."""
+    clear_memory_caches_before_refit: bool = False
+    """Clear fp8, rotary and dispatcher caches before weights are exported."""
+    fp8_cfg: Fp8Config = Field(default_factory=Fp8Config)
+    """Training in fp8."""
     env_vars: dict[str, str] | None = None
     """Environment variables of the policy workers; null sets none."""
     optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig)
@@ -151,6 +217,8 @@ class PolicyConfig(Section):
     """Samples in one log-probability micro-batch; with packing, it sets the token budget."""
     max_total_sequence_length: PositiveInt = 512
     """Prompt and response tokens of one sample at most."""
+    logprob_chunk_size: PositiveInt | None = None
+    """Tokens whose logits are in memory at once in log-probability passes; needs defer_fp32_logits; null takes all."""
     make_sequence_length_divisible_by: PositiveInt = 1
     """Each row of a micro-batch is padded to a multiple of this many tokens."""
     precision: Literal["float32", "bfloat16"] = "bfloat16"
