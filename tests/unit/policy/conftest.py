@@ -1,4 +1,4 @@
-"""Trainer processes and tiny models shared by the tests of this folder: importing Megatron costs more than most tests."""
+"""Trainer processes and tiny models shared by the tests of this folder."""
 
 from __future__ import annotations
 

@@ -25,16 +25,24 @@ class LocalWorkers:
 
     def __init__(self, size: int) -> None:
         self.size = size
+        self._start()
+
+    def _start(self) -> None:
         context = mp.get_context("spawn")
-        pairs = [context.Pipe() for _ in range(size)]
+        pairs = [context.Pipe() for _ in range(self.size)]
         self._pipes = [ours for ours, _ in pairs]
-        self._processes = [context.Process(target=_serve, args=(theirs,), daemon=True) for _, theirs in pairs]
+        self._processes = [context.Process(target=_serve, args=(theirs,)) for _, theirs in pairs]
         for process, (_, theirs) in zip(self._processes, pairs, strict=True):
             process.start()
             theirs.close()
+        self._failed = False
 
     def policy(self, recipe: dict) -> Policy:
         """A policy of the recipe, set up; the one before it is shut down."""
+        if self._failed:
+            # Its peers may still wait for the rank that failed.
+            self.close()
+            self._start()
         self._exchange([("create", (recipe, rank, self.size), {}) for rank in range(self.size)], 120)
         policy = Policy(self, Recipe.model_validate(recipe))  # type: ignore[arg-type]
         policy.setup()
@@ -57,9 +65,13 @@ class LocalWorkers:
         return self._receive(rank, min(timeout_s, 120))
 
     def close(self) -> None:
+        """Ends the processes: they stop by themselves when their pipe closes, which also ends their own children."""
+        for pipe in self._pipes:
+            pipe.close()
         for process in self._processes:
-            process.terminate()
-            process.join(10)
+            process.join(2 if self._failed else 10)
+            if process.is_alive():
+                process.kill()
 
     def _exchange(self, messages: Sequence[tuple[str, tuple, dict]], limit: float) -> list[Any]:
         for pipe, message in zip(self._pipes, messages, strict=True):
@@ -68,10 +80,12 @@ class LocalWorkers:
 
     def _receive(self, rank: int, limit: float) -> Any:
         if not self._pipes[rank].poll(limit):
+            self._failed = True
             raise TimeoutError(f"rank {rank} did not answer within {limit} s")
         ok, value = self._pipes[rank].recv()
         if ok:
             return value
+        self._failed = True
         if isinstance(value, UserError):
             raise value
         raise RuntimeError(f"rank {rank}: {value}")
