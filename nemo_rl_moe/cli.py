@@ -1,7 +1,7 @@
 """One command: run, validate, plan, config.
 
-Exit codes: 0 done, 1 the run failed, 2 the user's input is wrong, 130 interrupted. Imports are made inside the commands:
-`validate` must answer on a bare machine, without torch and Ray, in about a second.
+Exit codes: 0 done, 1 the run failed, 2 the user's input is wrong, 130 interrupted. Imports are made inside the
+commands: `validate` must answer on a bare machine, without torch and Ray, in about a second.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _parser() -> argparse.ArgumentParser:
     run = commands.add_parser("run", help="run a recipe")
     _recipe_arguments(run)
     run.add_argument(
-        "--resume", action=argparse.BooleanOptionalAction, default=True, help="go on from the newest checkpoint"
+        "--resume", action=argparse.BooleanOptionalAction, default=True, help="resume the newest checkpoint"
     )
     run.add_argument("--dry-run", action="store_true", help="print the plan and start nothing")
     run.set_defaults(command=_run)
@@ -100,16 +100,18 @@ def _json_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from nemo_rl_moe.recipe.load import load_recipe
+    from nemo_rl_moe.recipe.load import load_recipe, refuse_unsupported
 
     loaded = load_recipe(arguments.recipe, arguments.overrides)
     for warning in loaded.warnings:
-        print(warning, file=sys.stderr)
+        if warning.severity == "warning":
+            print(warning, file=sys.stderr)
     if arguments.dry_run:
-        from nemo_rl_moe.recipe.commands import print_plan
+        from nemo_rl_moe.recipe.plan_report import print_plan
 
         print_plan(loaded, as_json=False)
         return EXIT_DONE
+    refuse_unsupported(loaded)
     from nemo_rl_moe.loops.run import run_recipe
 
     return run_recipe(loaded, resume=arguments.resume)
@@ -122,8 +124,8 @@ def _validate(arguments: argparse.Namespace) -> int:
 
 
 def _plan(arguments: argparse.Namespace) -> int:
-    from nemo_rl_moe.recipe.commands import print_plan
     from nemo_rl_moe.recipe.load import load_recipe
+    from nemo_rl_moe.recipe.plan_report import print_plan
 
     print_plan(load_recipe(arguments.recipe, arguments.overrides), as_json=arguments.json)
     return EXIT_DONE

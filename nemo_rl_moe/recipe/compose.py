@@ -121,7 +121,7 @@ def apply(inherited: Node | None, own: Node, path: tuple[str, ...], problems: li
     dropped = _drops(marker, inherited, path, problems)
     below = inherited.value if inherited is not None and isinstance(inherited.value, dict) and not dropped else {}
     laid = {key: apply(below.get(key), item, (*path, key), problems) for key, item in body.items()}
-    if inherited is None or isinstance(inherited.value, dict) and not dropped:
+    if inherited is None or (isinstance(inherited.value, dict) and not dropped):
         return Node({**below, **laid}, own.source, inherited.overrode if inherited else None)
     return Node(laid, own.source, inherited)
 

@@ -25,7 +25,7 @@ class LoadedRecipe:
         path: the file that was asked for.
         files: every file that took part, parents before children, the recipe itself last.
         tree: the composed and resolved nodes, with the origin of each value; schema defaults are not in it.
-        warnings: what is odd, but does not stop a run.
+        warnings: what is odd, but does not stop a run; notes too.
         overrides: the command line's overrides, in order.
     """
 
@@ -81,5 +81,21 @@ def load_recipe(
         errors = [problem for problem in found if problem.severity == "error"]
         if errors:
             raise RecipeError(errors)
-        warnings = [problem for problem in found if problem.severity == "warning"]
+        warnings = [problem for problem in found if problem.severity != "error"]
     return LoadedRecipe(recipe, path, composed.files, tree, warnings, tuple(overrides))
+
+
+def refuse_unsupported(loaded: LoadedRecipe) -> None:
+    """Refuses what `run` would ignore; validate and plan accept it, for the cluster that it is written for.
+
+    Raises:
+        RecipeError: every key of the recipe that this version does not act on.
+    """
+    from nemo_rl_moe.recipe.model_shape import model_shape
+    from nemo_rl_moe.recipe.rules.registry import Context
+    from nemo_rl_moe.recipe.rules.runtime import run_problems
+
+    recipe = loaded.recipe
+    problems = run_problems(Context(recipe, loaded.tree, loaded.path, model_shape(recipe.policy)))
+    if problems:
+        raise RecipeError(problems)

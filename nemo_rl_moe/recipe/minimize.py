@@ -93,7 +93,7 @@ def _without_empty_maps(lines: list[str]) -> list[str]:
             )
             indent = len(following) - len(following.lstrip())
             inside = following and (
-                indent > len(opened[1]) or indent == len(opened[1]) and following.lstrip().startswith("- ")
+                indent > len(opened[1]) or (indent == len(opened[1]) and following.lstrip().startswith("- "))
             )
             if not inside:
                 del lines[index]

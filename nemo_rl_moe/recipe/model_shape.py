@@ -16,7 +16,7 @@ from nemo_rl_moe.recipe.schema import PolicyConfig
 
 @dataclass(frozen=True)
 class ModelShape:
-    """Sizes of a decoder. `num_experts` is 0 for a dense model; `num_kv_heads` is None where heads share a latent (MLA)."""
+    """Sizes of a decoder: `num_experts` is 0 if dense, `num_kv_heads` None where heads share a latent (MLA)."""
 
     num_layers: int
     hidden_size: int

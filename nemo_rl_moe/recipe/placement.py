@@ -45,6 +45,6 @@ def model_parallel_size(recipe: Recipe) -> int:
 
 
 def engine_size(recipe: Recipe) -> int:
-    """Devices of one vLLM engine. An EP larger than TP spreads one engine over EP devices, data-parallel outside experts."""
+    """Devices of one vLLM engine. EP above TP spreads it over EP devices, data-parallel outside the experts."""
     vllm = recipe.policy.generation.vllm_cfg
     return vllm.pipeline_parallel_size * max(vllm.tensor_parallel_size, vllm.expert_parallel_size)

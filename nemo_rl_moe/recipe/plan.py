@@ -1,4 +1,4 @@
-"""What a recipe amounts to on its cluster: ranks, devices and batch arithmetic. No torch, no Ray, nothing is started."""
+"""What a recipe amounts to on its cluster: ranks, devices and batch arithmetic. Nothing is started."""
 
 from __future__ import annotations
 
@@ -53,8 +53,7 @@ class BatchArithmetic:
 
 @dataclass(frozen=True)
 class Plan:
-    """A dry run. `policy_bundles[r]` is the device (over all nodes) of trainer rank r; `generation_bundles[i]` the first
-    device of engine i."""
+    """A dry run: world sizes in devices, every rank's place, batch arithmetic and the workers' environment."""
 
     device: str
     num_nodes: int
@@ -73,12 +72,12 @@ class Plan:
 
     @property
     def policy_bundles(self) -> list[int]:
-        """Device of each trainer rank."""
+        """Device of each trainer rank, numbered over all nodes."""
         return [rank.node * self.devices_per_node + rank.device for rank in self.policy_ranks]
 
     @property
     def generation_bundles(self) -> list[int]:
-        """First device of each engine."""
+        """First device of each engine, numbered over all nodes."""
         return [engine.devices[0] for engine in self.engines]
 
     @property
@@ -125,7 +124,7 @@ def plan(recipe: Recipe) -> Plan:
 
 
 def _policy_rank(recipe: Recipe, rank: int, device: int) -> PolicyRank:
-    """Megatron's default order: tensor fastest, then context, data, pipeline; experts: tensor, expert, data, pipeline."""
+    """Megatron's default order: tensor fastest, then context, data, pipeline; experts likewise."""
     megatron, world = recipe.policy.megatron_cfg, len(split_devices(recipe).policy)
     tp, cp = megatron.tensor_model_parallel_size, megatron.context_parallel_size
     etp, ep = megatron.expert_tensor_parallel_size, megatron.expert_model_parallel_size

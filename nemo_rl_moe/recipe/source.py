@@ -1,4 +1,4 @@
-"""Where values come from: nodes that remember file, line and what they replaced, and the problems that point at them."""
+"""Where values come from: nodes that know their file, line and predecessor, and problems that point at them."""
 
 from __future__ import annotations
 
@@ -127,6 +127,9 @@ def chain(root: Node, path: Path) -> list[Node]:
     return entries
 
 
+Severity = Literal["error", "warning", "note"]
+
+
 @dataclass(frozen=True, slots=True)
 class Problem:
     """One thing that is wrong (or odd) in a recipe.
@@ -137,7 +140,7 @@ class Problem:
         source: where the key was written; None when it is a default.
         value: the value found, as plain data.
         message: what was expected, and a near match where there is one.
-        severity: errors stop a run, warnings are shown.
+        severity: errors stop a run, warnings are shown, notes are shown by `plan` only.
     """
 
     rule: str
@@ -145,11 +148,11 @@ class Problem:
     source: Source | None
     value: Any
     message: str
-    severity: Literal["error", "warning"] = "error"
+    severity: Severity = "error"
 
     def __str__(self) -> str:
         where = f"{self.source}: " if self.source else ""
-        mark = "" if self.severity == "error" else "warning: "
+        mark = "" if self.severity == "error" else f"{self.severity}: "
         return f"{where}{mark}{self.path + ': ' if self.path else ''}{self.message}"
 
     def as_dict(self) -> dict[str, Any]:

@@ -8,7 +8,17 @@ from __future__ import annotations
 from pathlib import Path
 
 from nemo_rl_moe.recipe.model_shape import model_shape
-from nemo_rl_moe.recipe.rules import batches, layout, objective, placement, runtime
+from nemo_rl_moe.recipe.rules import (
+    batches,
+    expert_dispatch,
+    layout,
+    naming,
+    objective,
+    placement,
+    precision,
+    runtime,
+    trainer,
+)
 from nemo_rl_moe.recipe.rules.registry import RULES, Context, Rule, blame
 from nemo_rl_moe.recipe.schema import Recipe
 from nemo_rl_moe.recipe.source import Node, Problem
@@ -26,4 +36,17 @@ def check_rules(recipe: Recipe, tree: Node, path: Path) -> list[Problem]:
     return [blame(rule, finding, context) for rule in RULES for finding in rule.check(context)]
 
 
-__all__ = ["RULES", "Rule", "batches", "check_rules", "layout", "objective", "placement", "runtime"]
+__all__ = [
+    "RULES",
+    "Rule",
+    "batches",
+    "check_rules",
+    "expert_dispatch",
+    "layout",
+    "naming",
+    "objective",
+    "placement",
+    "precision",
+    "runtime",
+    "trainer",
+]

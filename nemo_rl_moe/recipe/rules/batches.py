@@ -57,7 +57,7 @@ def on_policy_needs_one_step(context: Context) -> Iterator[Finding]:
         yield Finding(("loss_fn.force_on_policy_ratio", GLOBAL, PROMPTS, GENERATIONS), message)
 
 
-@rule("sequence length", "The longest prompt and the longest response together must fit wherever they go.")
+@rule("sequence length", "What the engine can return must fit the trainer's rows; a prompt must leave room to answer.")
 def lengths_fit(context: Context) -> Iterator[Finding]:
     policy, generation = context.recipe.policy, context.recipe.policy.generation
     prompt, response, total = (
@@ -65,14 +65,24 @@ def lengths_fit(context: Context) -> Iterator[Finding]:
         generation.max_new_tokens,
         policy.max_total_sequence_length,
     )
-    if response >= total:
-        yield Finding((NEW_TOKENS, LENGTH), f"{response} response tokens leave no room for a prompt in {total}")
-    elif prompt > total:
-        yield Finding((INPUT, LENGTH), f"{prompt} prompt tokens are more than max_total_sequence_length {total}")
-    model_len = generation.vllm_cfg.max_model_len
-    if model_len is not None and model_len < total:
-        message = f"the engine accepts {model_len} tokens, fewer than max_total_sequence_length {total}"
+    engine = generation.vllm_cfg.max_model_len or total
+    if response > total:
+        yield Finding(
+            (NEW_TOKENS, LENGTH), f"{response} response tokens are more than max_total_sequence_length {total}"
+        )
+    elif prompt >= total:
+        yield Finding((INPUT, LENGTH), f"{prompt} prompt tokens leave no room for a response in {total}")
+    elif engine < total:
+        message = f"the engine accepts {engine} tokens, fewer than max_total_sequence_length {total}"
         yield Finding((MODEL_LEN, LENGTH), message)
+    elif min(prompt + response, engine) > total:
+        message = (
+            f"prompt {prompt} + response {response} tokens, engine limit {engine}: more than {total} can be returned"
+        )
+        yield Finding((MODEL_LEN, NEW_TOKENS, INPUT, LENGTH), message)
+    elif prompt + response > total:
+        message = f"after the longest prompt ({prompt}) a response is cut at {total - prompt} of {response} tokens"
+        yield Finding((NEW_TOKENS, INPUT, LENGTH), message, "note")
     positions = context.model.max_positions if context.model else None
     if positions is not None and total > positions:
         yield Finding((LENGTH, "policy.model_name"), f"{total} tokens, but the model's positions end at {positions}")

@@ -68,9 +68,7 @@ def experts_divide(context: Context) -> Iterator[Finding]:
         yield Finding((EP, MODEL), f"EP {ep} does not divide the model's {context.model.num_experts} experts")
 
 
-@rule(
-    "expert replicas", "megatron-core reduces expert gradients over the wrong group here: replicas drift apart unseen."
-)
+@rule("expert replicas", "megatron-core reduces expert gradients over the wrong group here: replicas drift apart.")
 def expert_replicas_agree(context: Context) -> Iterator[Finding]:
     megatron = context.recipe.policy.megatron_cfg
     tp = megatron.tensor_model_parallel_size
@@ -101,9 +99,7 @@ def heads_divide(context: Context) -> Iterator[Finding]:
         yield Finding((TP, MODEL), f"TP {tp} neither divides nor is a multiple of {model.num_kv_heads} key/value heads")
 
 
-@rule(
-    "pipeline layers", "Every pipeline stage holds a whole number of layers, and all but the first and last the same."
-)
+@rule("pipeline layers", "Every stage holds a whole number of layers, and all but the first and last the same.")
 def layers_divide(context: Context) -> Iterator[Finding]:
     megatron, model = context.recipe.policy.megatron_cfg, context.model
     pp = megatron.pipeline_model_parallel_size

@@ -58,6 +58,35 @@ def engine_experts(context: Context) -> Iterator[Finding]:
         yield Finding((VLLM_EP, "policy.generation.vllm_cfg.async_engine"), message)
 
 
+@rule(
+    "async placement",
+    "Generation ahead needs devices of its own, the async engine, and a correction for older weights.",
+)
+def async_is_complete(context: Context) -> Iterator[Finding]:
+    recipe, generation = context.recipe, context.recipe.policy.generation
+    ahead, key = recipe.grpo.async_grpo, "grpo.async_grpo.enabled"
+    if not ahead.enabled:
+        if generation.vllm_cfg.pipeline_parallel_size > 1 and not generation.vllm_cfg.async_engine:
+            keys = ("policy.generation.vllm_cfg.pipeline_parallel_size", "policy.generation.vllm_cfg.async_engine")
+            yield Finding(keys, "PP above 1 needs async_engine true")
+        return
+    if generation.colocated.enabled:
+        yield Finding(
+            (f"{COLOCATED}.enabled", key), "true with async_grpo, expected false: generation needs its own devices"
+        )
+    if not generation.vllm_cfg.async_engine:
+        yield Finding(("policy.generation.vllm_cfg.async_engine", key), "false with async_grpo, expected true")
+    if not recipe.loss_fn.use_importance_sampling_correction:
+        message = "false with async_grpo, expected true: samples come from older weights"
+        yield Finding(("loss_fn.use_importance_sampling_correction", key), message)
+    if ahead.max_trajectory_age_steps > 1 and not ahead.in_flight_weight_updates:
+        message = (
+            f"age {ahead.max_trajectory_age_steps} without in_flight_weight_updates: every update waits for the slowest"
+        )
+        keys = ("grpo.async_grpo.in_flight_weight_updates", "grpo.async_grpo.max_trajectory_age_steps")
+        yield Finding(keys, message, "warning")
+
+
 @rule("vLLM heads", "vLLM splits attention heads evenly over its TP.")
 def engine_heads(context: Context) -> Iterator[Finding]:
     tp, model = context.recipe.policy.generation.vllm_cfg.tensor_parallel_size, context.model

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from nemo_rl_moe.recipe.compose import shown_path
 from nemo_rl_moe.recipe.model_shape import ModelShape
 from nemo_rl_moe.recipe.schema import Recipe
-from nemo_rl_moe.recipe.source import Node, Problem, find, nearest, split_dotted
+from nemo_rl_moe.recipe.source import Node, Problem, Severity, find, nearest, split_dotted
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Finding:
 
     keys: tuple[str, ...]
     message: str
-    severity: Literal["error", "warning"] = "error"
+    severity: Severity = "error"
 
 
 @dataclass(frozen=True)

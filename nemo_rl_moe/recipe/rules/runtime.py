@@ -1,37 +1,94 @@
-"""What the CPU cannot do. A key that would be ignored there is refused, so that a recipe never means less than it says."""
+"""What a run acts on. A key that would be ignored is refused, so that a recipe never means less than it says.
+
+On a CPU the rule is part of `validate`: what is missing there is missing for good. On GPUs a recipe may ask for more
+than this version trains with and still be valid, planned and compared; only `run` refuses it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any, NamedTuple
 
-from nemo_rl_moe.recipe.rules.registry import Context, Finding, rule, value_of
+from nemo_rl_moe.recipe.rules.registry import Context, Finding, Rule, blame, rule, value_of
+from nemo_rl_moe.recipe.source import Problem
 
-MEGATRON, VLLM = "policy.megatron_cfg", "policy.generation.vllm_cfg"
+MEGATRON, VLLM, ASYNC = "policy.megatron_cfg", "policy.generation.vllm_cfg", "grpo.async_grpo"
 
-# Key, the values that a CPU run honours, and why the others are refused.
-CPU_LIMITS: list[tuple[str, tuple, str]] = [
-    (f"{MEGATRON}.context_parallel_size", (1,), "megatron-core's CPU attention has no context parallelism"),
-    (
-        f"{MEGATRON}.moe_token_dispatcher_type",
-        ("alltoall", "allgather"),
-        "the flex dispatcher's backends are CUDA kernels",
-    ),
-    (f"{MEGATRON}.moe_permute_fusion", (False,), "fused permutation is a Transformer Engine kernel"),
-    (f"{MEGATRON}.moe_grouped_gemm", (False,), "the grouped product is a Transformer Engine kernel"),
-    (f"{MEGATRON}.apply_rope_fusion", (False,), "fused rotary embedding is a Transformer Engine kernel"),
-    (f"{MEGATRON}.bias_activation_fusion", (False,), "it needs torch.compile, which CPU workers turn off"),
-    (f"{VLLM}.tensor_parallel_size", (1,), "a CPU engine is one process"),
-    (f"{VLLM}.pipeline_parallel_size", (1,), "a CPU engine is one process"),
-    (f"{VLLM}.expert_parallel_size", (1,), "a CPU engine is one process"),
+
+class Limit(NamedTuple):
+    """A key, the values that a run acts on, and why the others are refused."""
+
+    key: str
+    honoured: tuple[Any, ...]
+    reason: str
+
+
+_TE = "a Transformer Engine kernel (GPU)"
+_ONE_PROCESS = "a CPU engine is one process"
+_NOT_YET = "this version does not act on it yet"
+
+# Acted on with GPUs, without a CPU implementation.
+CPU_ONLY_LIMITS = [
+    Limit(f"{MEGATRON}.context_parallel_size", (1,), "megatron-core's CPU attention has no context parallelism"),
+    Limit(f"{MEGATRON}.moe_token_dispatcher_type", ("alltoall", "allgather"), "flex runs on CUDA kernels"),
+    Limit(f"{MEGATRON}.moe_permute_fusion", (False,), _TE),
+    Limit(f"{MEGATRON}.moe_grouped_gemm", (False,), _TE),
+    Limit(f"{MEGATRON}.apply_rope_fusion", (False,), _TE),
+    Limit(f"{MEGATRON}.bias_activation_fusion", (False,), "it needs torch.compile, which CPU workers turn off"),
+    Limit(f"{VLLM}.tensor_parallel_size", (1,), _ONE_PROCESS),
+    Limit(f"{VLLM}.pipeline_parallel_size", (1,), _ONE_PROCESS),
+    Limit(f"{VLLM}.expert_parallel_size", (1,), _ONE_PROCESS),
+]
+# Not acted on by the runtime of this version, on any device.
+RUN_LIMITS = [
+    Limit(f"{ASYNC}.enabled", (False,), _NOT_YET),
+    Limit(f"{VLLM}.async_engine", (False,), _NOT_YET),
+    Limit(f"{VLLM}.precision", ("auto", "float32", "bfloat16"), _NOT_YET),
+    Limit(f"{VLLM}.kv_cache_dtype", ("auto",), _NOT_YET),
+    Limit(f"{VLLM}.use_deep_gemm", (False,), _NOT_YET),
+    Limit("policy.sequence_packing.microbatch_order", ("packer",), _NOT_YET),
+    Limit("policy.sequence_packing.fuse_loss", (False,), _NOT_YET),
+    Limit("policy.logprob_chunk_size", (None,), _NOT_YET),
+    Limit(f"{MEGATRON}.num_layers_per_virtual_pipeline_stage", (None,), _NOT_YET),
+    Limit(f"{MEGATRON}.recompute_granularity", ("full",), _NOT_YET),
+    Limit(f"{MEGATRON}.moe_flex_dispatcher_backend", (None,), _NOT_YET),
+    Limit(f"{MEGATRON}.moe_hybridep_prepad_packed_inputs", (False,), _NOT_YET),
+    Limit(f"{MEGATRON}.moe_shared_expert_overlap", (False,), _NOT_YET),
+    Limit(f"{MEGATRON}.moe_router_enable_expert_bias", (False,), _NOT_YET),
+    Limit(f"{MEGATRON}.mtp_num_layers", (0,), _NOT_YET),
+    Limit(f"{MEGATRON}.gradient_accumulation_fusion", (False,), _NOT_YET),
+    Limit(f"{MEGATRON}.defer_fp32_logits", (False,), _NOT_YET),
+    Limit(f"{MEGATRON}.cuda_graph_impl", ("none",), _NOT_YET),
+    Limit(f"{MEGATRON}.empty_unused_memory_level", (0,), _NOT_YET),
+    Limit(f"{MEGATRON}.clear_memory_caches_before_refit", (False,), _NOT_YET),
+    Limit(f"{MEGATRON}.fp8_cfg.enabled", (False,), _NOT_YET),
+    Limit(f"{MEGATRON}.optimizer.use_precision_aware_optimizer", (False,), _NOT_YET),
+    Limit(f"{MEGATRON}.optimizer.optimizer_cpu_offload", (False,), _NOT_YET),
 ]
 
 
-@rule("CPU limits", "What has no CPU implementation is refused instead of ignored.")
+@rule("CPU limits", "What a CPU run does not act on is refused instead of ignored.")
 def cpu_limits(context: Context) -> Iterator[Finding]:
-    if context.recipe.cluster.device != "cpu":
-        return
-    for key, honoured, reason in CPU_LIMITS:
+    if context.recipe.cluster.device == "cpu":
+        yield from _beyond(context, [*CPU_ONLY_LIMITS, *RUN_LIMITS])
+
+
+def _beyond(context: Context, limits: list[Limit]) -> Iterator[Finding]:
+    device = context.recipe.cluster.device
+    for key, honoured, reason in limits:
         value = value_of(context.recipe, key)
         if value not in honoured:
-            wanted = " or ".join("null" if item is None else str(item).lower() for item in honoured)
-            yield Finding((key,), f"{str(value).lower()} with cluster.device cpu, expected {wanted}: {reason}")
+            wanted = " or ".join(_text(item) for item in honoured)
+            yield Finding((key,), f"{_text(value)} with cluster.device {device}, expected {wanted}: {reason}")
+
+
+def _text(value: Any) -> str:
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+RUN_RULE = Rule("run limits", "A run refuses what it would ignore.", lambda context: _beyond(context, RUN_LIMITS))
+
+
+def run_problems(context: Context) -> list[Problem]:
+    """What `run` refuses of a valid recipe."""
+    return [blame(RUN_RULE, finding, context) for finding in RUN_RULE.check(context)]

@@ -37,6 +37,21 @@ class RewardScalingConfig(Section):
     """Reward that source_max becomes."""
 
 
+class AsyncGrpoConfig(Section):
+    """Generation ahead of training, on devices of its own."""
+
+    enabled: bool = False
+    """Generate while training; off generates and trains in turns."""
+    max_trajectory_age_steps: NonNegativeInt = 1
+    """Weight versions that a sample may be behind the step that trains on it."""
+    in_flight_weight_updates: bool = False
+    """Update weights while requests run; off waits for them."""
+    recompute_kv_cache_after_weight_updates: bool = False
+    """Drop the key/value cache of running requests at an update; off goes on with the old one."""
+    max_generation_failures: NonNegativeInt = 0
+    """Failed generation calls in a row that are retried."""
+
+
 class GrpoConfig(Section):
     """`grpo`: batch, advantages, filtering and validation."""
 
@@ -62,6 +77,8 @@ class GrpoConfig(Section):
     """Drop groups whose rewards are all equal and sample further prompts in their place."""
     dynamic_sampling_max_gen_batches: PositiveInt = 10
     """Generation batches at most for one step of dynamic sampling."""
+    async_grpo: AsyncGrpoConfig = Field(default_factory=AsyncGrpoConfig)
+    """Placement in time: sync, or generation ahead."""
     reward_shaping: RewardShapingConfig = Field(default_factory=RewardShapingConfig)
     """Overlong penalty."""
     reward_scaling: RewardScalingConfig = Field(default_factory=RewardScalingConfig)

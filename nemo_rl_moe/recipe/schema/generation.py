@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from nemo_rl_moe.recipe.schema.base import Section
 
@@ -14,8 +14,20 @@ class VllmConfig(Section):
 
     async_engine: bool = False
     """Use vLLM's AsyncLLM; async placement needs it."""
-    precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Number format of the engine's weights; auto takes `policy.precision`."""
+    precision: Literal["auto", "float32", "bfloat16", "fp8"] = "auto"
+    """Number format of the engine's weights; auto takes `policy.precision`; fp8 quantises them at each refit."""
+    is_mx: bool = False
+    """With precision fp8: MXFP8, one scale for each 32 values (Blackwell); off is blockwise fp8."""
+    quantization_ignore_patterns: list[str] | None = None
+    """With precision fp8: modules whose name contains one of these stay in bfloat16; null quantises all that can be."""
+    num_first_layers_in_bf16: NonNegativeInt = 0
+    """With precision fp8: layers at the start that stay in bfloat16."""
+    num_last_layers_in_bf16: NonNegativeInt = 0
+    """With precision fp8: layers at the end that stay in bfloat16."""
+    kv_cache_dtype: Literal["auto", "fp8"] = "auto"
+    """Number format of the key/value cache; auto is the engine's."""
+    use_deep_gemm: bool = False
+    """DeepGEMM kernels for blockwise fp8 (Hopper)."""
     tensor_parallel_size: PositiveInt = 1
     """TP of one engine, in devices."""
     pipeline_parallel_size: PositiveInt = 1
@@ -61,7 +73,7 @@ class GenerationConfig(Section):
     """Response tokens of one sample at most."""
     temperature: PositiveFloat = 1.0
     """Sampling temperature; training log-probabilities use the same."""
-    top_p: Literal[1.0] = 1.0
+    top_p: float = Field(1.0, ge=1, le=1)
     """Nucleus sampling is refused in training: the trainer cannot reproduce truncated probabilities."""
     top_k: None = None
     """Top-k sampling is refused in training, for the same reason."""

@@ -9,7 +9,6 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 from nemo_rl_moe.recipe.schema.base import Section
 from nemo_rl_moe.recipe.schema.generation import GenerationConfig
 
-
 RecomputeModule = Literal["core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts"]
 
 
@@ -153,9 +152,9 @@ class MegatronConfig(Section):
     moe_hybridep_num_sms: PositiveInt | None = None
     """Streaming multiprocessors that HybridEP takes on each GPU; null is the library's default."""
     hybridep_num_ranks_per_nvlink_domain: PositiveInt | None = None
-    """EP ranks that share one NVLink domain; must agree with NUM_OF_HYBRID_EP_RANKS_PER_NVLINK_DOMAIN; null sets none."""
+    """EP ranks in one NVLink domain; agrees with NUM_OF_HYBRID_EP_RANKS_PER_NVLINK_DOMAIN; null leaves it to that."""
     hybridep_use_mnnvl: bool | None = None
-    """Multi-node NVLink between the ranks of a domain; must agree with USE_MNNVL; null sets none."""
+    """Multi-node NVLink between the ranks of a domain; agrees with USE_MNNVL; null leaves it to that."""
     moe_hybridep_prepad_packed_inputs: bool = False
     """Pad each packed micro-batch, before the forward pass, to the longest of its EP group."""
     moe_enable_deepep: bool = False

@@ -119,6 +119,8 @@ class ClusterConfig(Section):
 
     device: Literal["cuda", "cpu"] = "cuda"
     """What a device is: one GPU, or cpus_per_device CPU cores."""
+    gpu_type: Literal["h100", "h200", "b200", "gb200", "gb300", "gh200"] | None = None
+    """The GPU, which fixes the NVLink domain that HybridEP's topology is checked against; null checks less."""
     gpus_per_node: PositiveInt = 8
     """Devices on each node (GPUs, or CPU devices)."""
     num_nodes: PositiveInt = 1

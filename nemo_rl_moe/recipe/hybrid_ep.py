@@ -1,0 +1,103 @@
+"""HybridEP's topology: the one place that knows NVLink domains, ranks in them, and the variables that say so.
+
+HybridEP moves tokens over NVLink inside a domain and over the network between domains. It learns the shape from
+environment variables of the policy workers; the recipe has typed keys for two of them. Both are checked here against
+the expert-parallel size and the GPU (limits: DeepEP, branch hybrid-ep).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nemo_rl_moe.recipe.schema import Recipe
+
+RANKS_ENV = "NUM_OF_HYBRID_EP_RANKS_PER_NVLINK_DOMAIN"
+MNNVL_ENV = "USE_MNNVL"
+DOMAIN_ENV = "NVLINK_DOMAIN_SIZE"
+CHUNK_ENV = "NUM_OF_TOKENS_PER_CHUNK_COMBINE_API"
+TOPOLOGY_ENV = (RANKS_ENV, MNNVL_ENV, DOMAIN_ENV, CHUNK_ENV)
+
+MAX_DOMAINS = 33
+MAX_TOKENS_BETWEEN_DOMAINS = 21844
+DEFAULT_CHUNK = 128
+
+
+@dataclass(frozen=True)
+class NvlinkDomain:
+    """GPUs that reach one another over NVLink, and how many of them a node holds."""
+
+    gpus: int
+    gpus_per_node: int
+
+    @property
+    def spans_nodes(self) -> bool:
+        """Multi-node NVLink: the domain is a rack, not a node."""
+        return self.gpus > self.gpus_per_node
+
+
+DOMAINS = {
+    "h100": NvlinkDomain(8, 8),
+    "h200": NvlinkDomain(8, 8),
+    "b200": NvlinkDomain(8, 8),
+    "gb200": NvlinkDomain(72, 4),
+    "gb300": NvlinkDomain(72, 4),
+    "gh200": NvlinkDomain(4, 4),
+}
+
+
+def domain_of(recipe: Recipe) -> NvlinkDomain | None:
+    """The NVLink domain of the recipe's GPU, None when cluster.gpu_type is not given."""
+    return DOMAINS[recipe.cluster.gpu_type] if recipe.cluster.gpu_type else None
+
+
+def uses_hybrid_ep(recipe: Recipe) -> bool:
+    """Whether tokens reach their experts through HybridEP."""
+    megatron = recipe.policy.megatron_cfg
+    return megatron.moe_token_dispatcher_type == "flex" and megatron.moe_flex_dispatcher_backend == "hybridep"
+
+
+def needs_prepadding(recipe: Recipe) -> bool:
+    """Whether packed micro-batches have lengths that differ between EP ranks and nothing else makes them equal.
+
+    HybridEP's collectives need one length on all ranks. With PP above 1 the schedule pads already; multi-token
+    prediction reads the sequence's end and cannot be padded.
+    """
+    megatron = recipe.policy.megatron_cfg
+    return (
+        uses_hybrid_ep(recipe)
+        and recipe.policy.sequence_packing.enabled
+        and megatron.pipeline_model_parallel_size == 1
+        and megatron.mtp_num_layers == 0
+    )
+
+
+def expected_ranks(ep: int, domain: NvlinkDomain) -> int:
+    """Ranks of one EP group that share an NVLink domain: the whole group in a rack, else what fits into the node."""
+    return ep if domain.spans_nodes else min(ep, domain.gpus)
+
+
+def expected_environment(recipe: Recipe) -> dict[str, str]:
+    """The variables that describe the recipe's GPU and EP size; empty without HybridEP or without a GPU type."""
+    domain = domain_of(recipe)
+    if domain is None or not uses_hybrid_ep(recipe):
+        return {}
+    return {
+        RANKS_ENV: str(expected_ranks(recipe.policy.megatron_cfg.expert_model_parallel_size, domain)),
+        MNNVL_ENV: "1" if domain.spans_nodes else "0",
+        DOMAIN_ENV: str(domain.gpus),
+        CHUNK_ENV: str(DEFAULT_CHUNK),
+    }
+
+
+def tokens_per_rank(recipe: Recipe) -> int:
+    """Tokens that one rank dispatches at most in one micro-batch: its share of the row under CP and SP."""
+    policy, megatron = recipe.policy, recipe.policy.megatron_cfg
+    packing = policy.sequence_packing
+    budgets = [policy.max_total_sequence_length * policy.train_micro_batch_size]
+    if packing.enabled:
+        budgets = [
+            packing.train_mb_tokens or policy.max_total_sequence_length * policy.train_micro_batch_size,
+            packing.logprob_mb_tokens or policy.max_total_sequence_length * policy.logprob_batch_size,
+        ]
+    shards = megatron.context_parallel_size * (megatron.tensor_model_parallel_size if megatron.sequence_parallel else 1)
+    return -(-max(budgets) // shards)

@@ -1,0 +1,60 @@
+"""The plan of a recipe, as text or JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from nemo_rl_moe.recipe.load import LoadedRecipe
+from nemo_rl_moe.recipe.plan import Plan, plan
+
+
+def print_plan(loaded: LoadedRecipe, *, as_json: bool) -> None:
+    """Prints the plan of a recipe."""
+    layout = plan(loaded.recipe)
+    if as_json:
+        warnings = [warning.as_dict() for warning in loaded.warnings]
+        print(json.dumps({"recipe": loaded.name, **layout.as_dict(), "warnings": warnings}, indent=1))
+        return
+    print("\n".join(_plan_lines(loaded, layout)))
+
+
+def _plan_lines(loaded: LoadedRecipe, layout: Plan) -> list[str]:
+    megatron, vllm, batch = loaded.recipe.policy.megatron_cfg, loaded.recipe.policy.generation.vllm_cfg, layout.batch
+    placement = "colocated (in turns on the same devices)" if layout.colocated else "split"
+    lines = [
+        f"{loaded.name}: {layout.num_nodes} node(s) x {layout.devices_per_node} {layout.device} device(s), {placement}",
+        f"policy: {layout.policy_world} rank(s), TP {megatron.tensor_model_parallel_size} "
+        f"PP {megatron.pipeline_model_parallel_size} CP {megatron.context_parallel_size} DP {layout.policy_dp}, "
+        f"EP {megatron.expert_model_parallel_size} ETP {megatron.expert_tensor_parallel_size} EDP {layout.policy_edp}, "
+        f"dispatcher {megatron.moe_token_dispatcher_type}",
+        f"generation: {len(layout.engines)} engine(s) of {layout.engine_size} device(s), "
+        f"TP {vllm.tensor_parallel_size} PP {vllm.pipeline_parallel_size} EP {vllm.expert_parallel_size}",
+        f"step: {batch.prompts_per_step} prompts x {batch.generations_per_prompt} = {batch.samples_per_step} samples, "
+        f"{batch.optimizer_steps_per_step} optimizer step(s) of {batch.train_global_batch_size}, "
+        f"{batch.samples_per_dp_rank} on each data-parallel rank, {batch.prompts_per_engine:g} prompts on each engine",
+    ]
+    if batch.train_microbatch_tokens is not None:
+        lines.append(
+            f"packing: micro-batches of {batch.train_microbatch_tokens} tokens in training, "
+            f"{batch.logprob_microbatch_tokens} for log-probabilities"
+        )
+    if loaded.recipe.data.validation is not None:
+        sizes = batch.validation_batches
+        lines.append(f"validation: {sum(sizes)} prompts at most, in {len(sizes)} batch(es), the last of {sizes[-1]}")
+    lines += ["", "rank  node  device  tp cp dp pp  etp ep edp"]
+    lines += [
+        f"{r.rank:4d}  {r.node:4d}  {r.device:6d}  {r.tp:2d} {r.cp:2d} {r.dp:2d} {r.pp:2d}  "
+        f"{r.etp:3d} {r.ep:2d} {r.edp:3d}"
+        for r in layout.policy_ranks
+    ]
+    lines += ["", "engine  node  devices"]
+    lines += [f"{e.index:6d}  {e.node:4d}  {_span(e.devices)}" for e in layout.engines]
+    for kind, variables in layout.environment.items():
+        lines += ["", f"environment of {kind} workers:", *(f"  {name}={value}" for name, value in variables.items())]
+    lines += ["", *map(str, loaded.warnings)] if loaded.warnings else []
+    return lines
+
+
+def _span(devices: Sequence[int]) -> str:
+    return str(devices[0]) if len(devices) == 1 else f"{devices[0]}-{devices[-1]}"
