@@ -1,0 +1,223 @@
+"""What a user sees of a run: on a terminal a table with a live last line, elsewhere plain lines that grep well."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import IO
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+# The split of a step: label, colour, metrics whose seconds it adds up. What is left of the total is `other`.
+SPLIT = (
+    ("generation", "cyan", ("exposed_generation",)),
+    ("logprob", "yellow", ("policy_and_reference_logprobs",)),
+    ("train", "magenta", ("policy_training",)),
+    ("refit", "green", ("weight_sync",)),
+)
+_OTHER = ("other", "bright_black")
+_BAR_CELLS = 24
+_REPEAT_TITLES = 40
+_SUMMARY_STEPS = 10
+# Step column, then title, width and metric of each number.
+_COLUMNS = (
+    ("reward", 8, "train/reward"),
+    ("loss", 10, "train/loss"),
+    ("grad norm", 9, "train/grad_norm"),
+    ("gen KL err", 10, "train/gen_kl_error"),
+)
+
+
+def step_split(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Seconds of a step by label, `other` last; they add up to the step's total."""
+    total = metrics.get("timing/train/total_step_time", 0.0)
+    parts = {label: sum(metrics.get(f"timing/train/{name}", 0.0) for name in names) for label, _, names in SPLIT}
+    return {**parts, _OTHER[0]: max(0.0, total - sum(parts.values()))}
+
+
+class RunConsole:
+    """The console of a run.
+
+    Args:
+        total_steps: last step of the run.
+        stream: where to write; None is standard output.
+        width: of the terminal in cells; None asks it.
+    """
+
+    def __init__(self, total_steps: int, stream: IO[str] | None = None, width: int | None = None) -> None:
+        self._rich = Console(file=stream or sys.stdout, width=width, highlight=False)
+        self._terminal = self._rich.is_terminal
+        self._total = total_steps
+        self._rows = 0
+        self._last_step = 0
+        self._rewards: dict[int, float] = {}
+        self._began = time.monotonic()
+        self._status = _Status(total_steps)
+        # 4 refreshes a second: enough for a clock, and far below 1 % of a core.
+        self._live = Live(self._status, console=self._rich, refresh_per_second=4, transient=True)
+
+    def header(self, lines: Sequence[tuple[str, str]]) -> None:
+        """Prints what runs, and starts the live line on a terminal."""
+        indent = max(len(label) for label, _ in lines) + 2
+        for label, text in lines:
+            if self._terminal:
+                self._rich.print(Text(f"{label:<{indent}}", style="bold") + Text(text))
+            else:
+                self._plain(f"{label:<{indent}}{text}")
+        if self._terminal:
+            self._live.start()
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Prints a training step, and a validation on a line of its own."""
+        if "train/reward" in metrics:
+            self._rewards[step] = metrics["train/reward"]
+            self._last_step = max(self._last_step, step)
+            self._status.step = self._last_step
+            self._status.seconds.append(metrics.get("timing/train/total_step_time", 0.0))
+            if self._terminal:
+                self._print_row(step, metrics)
+            else:
+                self._plain(f"step {step}/{self._total}  {plain_numbers(metrics)}")
+        if "validation/accuracy" in metrics:
+            samples = metrics.get("validation/num_samples", math.nan)
+            self._print(
+                f"validation at step {step}: accuracy {metrics['validation/accuracy']:.3f} ({samples:g} samples)",
+                "bold blue",
+            )
+
+    def event(self, message: str) -> None:
+        """Prints a message; one that begins with `warning: ` stands out."""
+        self._print(message, "yellow" if message.startswith("warning: ") else "")
+
+    def phase(self, name: str | None) -> None:
+        """Sets what the live line says the run is doing."""
+        self._status.phase = name
+
+    def finish(self, exit_code: int, run_dir: str) -> None:
+        """Ends the live line and prints how the run went."""
+        self._live.stop()
+        if not self._rewards:
+            return
+        minutes, seconds = divmod(round(time.monotonic() - self._began), 60)
+        took = f"{minutes} min {seconds} s" if minutes else f"{seconds} s"
+        verb = "done" if exit_code == 0 else f"ended with exit code {exit_code}"
+        self._print(f"{verb}: step {self._last_step} of {self._total} after {took}; {self._reward_summary()}", "bold")
+        self._print(f"metrics: {run_dir}/metrics.jsonl", "")
+
+    def _reward_summary(self) -> str:
+        values = [self._rewards[step] for step in sorted(self._rewards)]
+        count = min(_SUMMARY_STEPS, len(values) // 2)
+        if count == 0:
+            return f"reward {values[0]:.3f}"
+        first, last = sum(values[:count]) / count, sum(values[-count:]) / count
+        return f"mean reward {first:.3f} in the first {count} steps, {last:.3f} in the last {count}"
+
+    def _print_row(self, step: int, metrics: Mapping[str, float]) -> None:
+        if self._rows % _REPEAT_TITLES == 0:
+            self._rich.print(self._titles(), no_wrap=True, overflow="crop")
+        self._rows += 1
+        line = Text(f"{step:>{len(str(self._total)) + 2}}")
+        for title, width, name in _COLUMNS:
+            line.append(f"{number(metrics.get(name)):>{max(width, len(title)) + 2}}")
+        line.append(f"{_tokens_per_second(metrics):>10}")
+        line.append(f"{metrics.get('timing/train/total_step_time', math.nan):>8.2f} s  ")
+        self._rich.print(line + _bar(step_split(metrics)), no_wrap=True, overflow="crop")
+
+    def _titles(self) -> Text:
+        line = Text(f"{'step':>{len(str(self._total)) + 2}}", style="bold")
+        for title, width, _ in _COLUMNS:
+            line.append(f"{title:>{max(width, len(title)) + 2}}")
+        line.append(f"{'tokens/s':>10}{'time':>10}  ")
+        for label, colour in [*((label, colour) for label, colour, _ in SPLIT), _OTHER]:
+            line.append(f"{label} ", style=f"not bold {colour}")
+        return line
+
+    def _print(self, message: str, style: str) -> None:
+        if self._terminal:
+            self._rich.print(Text(message, style=style))
+        else:
+            self._plain(message)
+
+    def _plain(self, message: str) -> None:
+        # Not through rich, which would wrap the line at 80 columns.
+        self._rich.file.write(message + "\n")
+        self._rich.file.flush()
+
+
+def number(value: float | None) -> str:
+    """Four significant digits or fewer; exponents only where a plain number would be unreadable."""
+    if value is None:
+        return "-"
+    if value == 0 or not math.isfinite(value):
+        return f"{value:g}"
+    return f"{value:.1e}" if not 1e-3 <= abs(value) < 1e5 else f"{value:.4g}"
+
+
+def plain_numbers(metrics: Mapping[str, float]) -> str:
+    """The step's numbers as one plain line, `name value` apart by two spaces."""
+    names = {"grad norm": "grad_norm", "gen KL err": "gen_kl_error"}
+    parts = [f"{names.get(title, title)} {number(metrics.get(name))}" for title, _, name in _COLUMNS]
+    seconds = metrics.get("timing/train/total_step_time", math.nan)
+    split = ", ".join(f"{label} {value:.2f}" for label, value in step_split(metrics).items())
+    parts += [f"tokens/s {_tokens_per_second(metrics).replace(',', '')}", f"time {seconds:.2f} s ({split})"]
+    return "  ".join(parts)
+
+
+def _tokens_per_second(metrics: Mapping[str, float]) -> str:
+    seconds = metrics.get("timing/train/total_step_time", 0.0)
+    tokens = metrics.get("performance/total_num_tokens", 0.0)
+    return f"{tokens / seconds:,.0f}" if seconds > 0 else "-"
+
+
+def _bar(split: Mapping[str, float]) -> Text:
+    """The step's split as a bar of coloured cells; cut points are rounded, so that the cells always add up."""
+    total = sum(split.values())
+    colours = {label: colour for label, colour, _ in SPLIT} | {_OTHER[0]: _OTHER[1]}
+    bar, done, before = Text(), 0.0, 0
+    for label, seconds in split.items():
+        done += seconds
+        after = round(_BAR_CELLS * done / total) if total > 0 else 0
+        bar.append("█" * (after - before), style=colours[label])
+        before = after
+    return bar
+
+
+class _Status:
+    """The live line: progress, current phase, time left."""
+
+    def __init__(self, total: int) -> None:
+        self.step = 0
+        self.phase: str | None = None
+        self.seconds: list[float] = []
+        self._total = total
+        self._began = time.monotonic()
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        grid = Table.grid(padding=(0, 1))
+        doing = (self.phase or ("starting" if not self.seconds else "")).replace("_", " ")
+        elapsed = _clock(time.monotonic() - self._began)
+        grid.add_row(
+            f"step {self.step}/{self._total}",
+            ProgressBar(total=self._total, completed=self.step, width=24),
+            f"{elapsed} elapsed{self._left()}",
+            Text(doing, style="cyan"),
+        )
+        yield grid
+
+    def _left(self) -> str:
+        recent = self.seconds[-20:]
+        if not recent:
+            return ""
+        return f", about {_clock(sum(recent) / len(recent) * (self._total - self.step))} left"
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -1,0 +1,108 @@
+"""One place that the loops report to; it tells metrics.jsonl, the console, W&B and TensorBoard."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import IO, Any
+
+from nemo_rl_moe.recipe.load import LoadedRecipe
+from nemo_rl_moe.tracking.backends import BestEffort, TensorBoardBackend, WandbBackend
+from nemo_rl_moe.tracking.console import RunConsole
+from nemo_rl_moe.tracking.header import header_lines
+from nemo_rl_moe.tracking.metrics_log import MetricsLog
+from nemo_rl_moe.tracking.run_dir import RunDirectory
+
+_EXIT_FAILED = 1
+
+
+class Tracker:
+    """Records a run. A context manager: whatever ends the block, the run has an end and an exit code in its manifest.
+
+    metrics.jsonl is the record, so failing to write it is an error. A back-end that fails is one warning.
+
+    Args:
+        directory: the open run directory; closed by `finish`.
+        loaded: the recipe.
+        stream: where the console writes; None is standard output.
+    """
+
+    def __init__(self, directory: RunDirectory, loaded: LoadedRecipe, *, stream: IO[str] | None = None) -> None:
+        self._directory = directory
+        self._metrics = MetricsLog(directory.metrics_path)
+        self._console = RunConsole(loaded.recipe.grpo.max_num_steps, stream)
+        self._console.header(header_lines(loaded, directory.path))
+        for note in directory.notes:
+            self.event(note)
+        for warning in loaded.warnings:
+            # Already on the user's screen: the command line shows them before a run starts.
+            directory.log(f"warning: {warning.path}: {warning.message}")
+        self._backends = self._start_backends(loaded)
+        self._finished = False
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Records metrics of a step everywhere.
+
+        Args:
+            step: the step they belong to, 0 before the first update; it need not be the newest.
+            metrics: numbers by the names of `definitions`.
+        """
+        self._metrics.log(step, metrics)
+        self._console.step(step, metrics)
+        for backend in self._backends:
+            backend.log(step, metrics)
+
+    def rollouts(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
+        """Writes a step's samples to rollouts/step_<n>.jsonl."""
+        self._directory.write_rollouts(step, samples)
+
+    def event(self, message: str) -> None:
+        """Tells the user something and keeps it in run.log. Begin with `warning: ` to have it stand out."""
+        message = self._directory.redactor.text(message)
+        self._directory.log(message)
+        self._console.event(message)
+
+    def phase(self, name: str | None) -> None:
+        """Shows what the run is doing now on a terminal; None is nothing in particular. Made for `PhaseTimer`."""
+        self._console.phase(name)
+
+    def finish(self, exit_code: int, reason: str) -> None:
+        """Ends the run's record; the first call counts.
+
+        Args:
+            exit_code: of the process.
+            reason: `done`, `interrupted`, or the error's message.
+        """
+        if self._finished:
+            return
+        self._finished = True
+        for backend in self._backends:
+            backend.finish(exit_code)
+        self._metrics.close()
+        if exit_code:
+            self._directory.log(f"ended with exit code {exit_code}: {reason}")
+        self._console.finish(exit_code, str(self._directory.path))
+        self._directory.finish(exit_code, reason)
+
+    def __enter__(self) -> Tracker:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        reason = f"{type(error).__name__}: {error}" if error else "ended without a result"
+        self.finish(_EXIT_FAILED, reason)
+
+    def _start_backends(self, loaded: LoadedRecipe) -> list[BestEffort]:
+        settings, directory = loaded.recipe.logger, self._directory
+
+        def warn(message: str) -> None:
+            self.event(f"warning: {message}")
+
+        backends = []
+        if settings.wandb_enabled:
+            config = directory.redactor.tree(loaded.resolved)
+            backends.append(BestEffort("W&B", lambda: WandbBackend(directory, config, settings, warn), warn))
+        if settings.tensorboard_enabled:
+            backends.append(BestEffort("TensorBoard", lambda: TensorBoardBackend(directory), warn))
+        return backends
