@@ -25,12 +25,12 @@ _OTHER = ("other", "bright_black")
 _BAR_CELLS = 24
 _REPEAT_TITLES = 40
 _SUMMARY_STEPS = 10
-# Step column, then title, width and metric of each number.
+# Title, width, metric and decimals of each number; None shows significant digits, for what may be of any size.
 _COLUMNS = (
-    ("reward", 8, "train/reward"),
-    ("loss", 10, "train/loss"),
-    ("grad norm", 9, "train/grad_norm"),
-    ("gen KL err", 10, "train/gen_kl_error"),
+    ("reward", 8, "train/reward", 3),
+    ("loss", 10, "train/loss", None),
+    ("grad norm", 10, "train/grad_norm", None),
+    ("gen KL err", 10, "train/gen_kl_error", None),
 )
 
 
@@ -65,11 +65,11 @@ class RunConsole:
     def header(self, lines: Sequence[tuple[str, str]]) -> None:
         """Prints what runs, and starts the live line on a terminal."""
         indent = max(len(label) for label, _ in lines) + 2
-        for label, text in lines:
+        for label, text in [*lines, ("", "")]:
             if self._terminal:
                 self._rich.print(Text(f"{label:<{indent}}", style="bold") + Text(text))
             else:
-                self._plain(f"{label:<{indent}}{text}")
+                self._plain(f"{label:<{indent}}{text}".rstrip())
         if self._terminal:
             self._live.start()
 
@@ -123,16 +123,16 @@ class RunConsole:
             self._rich.print(self._titles(), no_wrap=True, overflow="crop")
         self._rows += 1
         line = Text(f"{step:>{len(str(self._total)) + 2}}")
-        for title, width, name in _COLUMNS:
-            line.append(f"{number(metrics.get(name)):>{max(width, len(title)) + 2}}")
+        for _, width, name, decimals in _COLUMNS:
+            line.append(f"{number(metrics.get(name), decimals):>{width + 2}}")
         line.append(f"{_tokens_per_second(metrics):>10}")
         line.append(f"{metrics.get('timing/train/total_step_time', math.nan):>8.2f} s  ")
         self._rich.print(line + _bar(step_split(metrics)), no_wrap=True, overflow="crop")
 
     def _titles(self) -> Text:
         line = Text(f"{'step':>{len(str(self._total)) + 2}}", style="bold")
-        for title, width, _ in _COLUMNS:
-            line.append(f"{title:>{max(width, len(title)) + 2}}")
+        for title, width, _, _ in _COLUMNS:
+            line.append(f"{title:>{width + 2}}")
         line.append(f"{'tokens/s':>10}{'time':>10}  ")
         for label, colour in [*((label, colour) for label, colour, _ in SPLIT), _OTHER]:
             line.append(f"{label} ", style=f"not bold {colour}")
@@ -150,19 +150,21 @@ class RunConsole:
         self._rich.file.flush()
 
 
-def number(value: float | None) -> str:
-    """Four significant digits or fewer; exponents only where a plain number would be unreadable."""
+def number(value: float | None, decimals: int | None = None) -> str:
+    """The decimals asked for, else up to four significant digits, with an exponent only for the very small or large."""
     if value is None:
         return "-"
     if value == 0 or not math.isfinite(value):
         return f"{value:g}"
+    if decimals is not None:
+        return f"{value:.{decimals}f}"
     return f"{value:.1e}" if not 1e-3 <= abs(value) < 1e5 else f"{value:.4g}"
 
 
 def plain_numbers(metrics: Mapping[str, float]) -> str:
     """The step's numbers as one plain line, `name value` apart by two spaces."""
     names = {"grad norm": "grad_norm", "gen KL err": "gen_kl_error"}
-    parts = [f"{names.get(title, title)} {number(metrics.get(name))}" for title, _, name in _COLUMNS]
+    parts = [f"{names.get(title, title)} {number(metrics.get(name), places)}" for title, _, name, places in _COLUMNS]
     seconds = metrics.get("timing/train/total_step_time", math.nan)
     split = ", ".join(f"{label} {value:.2f}" for label, value in step_split(metrics).items())
     parts += [f"tokens/s {_tokens_per_second(metrics).replace(',', '')}", f"time {seconds:.2f} s ({split})"]

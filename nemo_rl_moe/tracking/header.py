@@ -46,7 +46,7 @@ def _devices(recipe: Recipe, layout: Plan) -> str:
         kind = f"GPU{_s(layout.total_devices)}"
     nodes = f" on {layout.num_nodes} nodes" if layout.num_nodes > 1 else ""
     sharing = (
-        "trainer and generator take turns on all of them"
+        f"trainer and generator take turns on {'it' if layout.total_devices == 1 else 'them'}"
         if layout.colocated
         else f"{layout.policy_world} train, {layout.generation_world} generate"
     )
