@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import IO, Any
 
 from nemo_rl_moe.recipe.load import LoadedRecipe
@@ -13,16 +12,14 @@ from nemo_rl_moe.tracking.header import header_lines
 from nemo_rl_moe.tracking.metrics_log import MetricsLog
 from nemo_rl_moe.tracking.run_dir import RunDirectory
 
-_EXIT_FAILED = 1
-
 
 class Tracker:
-    """Records a run. A context manager: whatever ends the block, the run has an end and an exit code in its manifest.
+    """Records a run from its header to its exit code.
 
     metrics.jsonl is the record, so failing to write it is an error. A back-end that fails is one warning.
 
     Args:
-        directory: the open run directory; closed by `finish`.
+        directory: the open run directory; closed by `close`.
         loaded: the recipe.
         stream: where the console writes; None is standard output.
     """
@@ -38,7 +35,7 @@ class Tracker:
             # Already on the user's screen: the command line shows them before a run starts.
             directory.log(f"warning: {warning.path}: {warning.message}")
         self._backends = self._start_backends(loaded)
-        self._finished = False
+        self._closed = False
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Records metrics of a step everywhere.
@@ -66,16 +63,16 @@ class Tracker:
         """Shows what the run is doing now on a terminal; None is nothing in particular. Made for `PhaseTimer`."""
         self._console.phase(name)
 
-    def finish(self, exit_code: int, reason: str) -> None:
+    def close(self, exit_code: int, reason: str) -> None:
         """Ends the run's record; the first call counts.
 
         Args:
             exit_code: of the process.
             reason: `done`, `interrupted`, or the error's message.
         """
-        if self._finished:
+        if self._closed:
             return
-        self._finished = True
+        self._closed = True
         for backend in self._backends:
             backend.finish(exit_code)
         self._metrics.close()
@@ -83,15 +80,6 @@ class Tracker:
             self._directory.log(f"ended with exit code {exit_code}: {reason}")
         self._console.finish(exit_code, str(self._directory.path))
         self._directory.finish(exit_code, reason)
-
-    def __enter__(self) -> Tracker:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        reason = f"{type(error).__name__}: {error}" if error else "ended without a result"
-        self.finish(_EXIT_FAILED, reason)
 
     def _start_backends(self, loaded: LoadedRecipe) -> list[BestEffort]:
         settings, directory = loaded.recipe.logger, self._directory
