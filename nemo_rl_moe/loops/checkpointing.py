@@ -9,14 +9,15 @@ from pathlib import Path
 
 from nemo_rl_moe.errors import UserError
 from nemo_rl_moe.loops.components import Run
+from nemo_rl_moe.recipe.schema import Recipe
 
 _STATE = "training_state.json"
 
 
-def checkpoint_root(run: Run) -> Path:
+def checkpoint_root(recipe: Recipe, run_dir: Path) -> Path:
     """Folder that holds the run's `step_<n>` folders."""
-    own = run.recipe.checkpointing.checkpoint_dir
-    return Path(own) if own else run.run_dir / "checkpoints"
+    own = recipe.checkpointing.checkpoint_dir
+    return Path(own) if own else run_dir / "checkpoints"
 
 
 def save_if_due(run: Run, step: int, metrics: dict[str, float]) -> None:
@@ -32,7 +33,7 @@ def save_if_due(run: Run, step: int, metrics: dict[str, float]) -> None:
 
 def save(run: Run, step: int, metrics: dict[str, float]) -> Path:
     """Writes `step_<n>` under a temporary name and renames it when everything is on disk."""
-    root = checkpoint_root(run)
+    root = checkpoint_root(run.recipe, run.run_dir)
     final, partial = root / f"step_{step}", root / f"tmp_step_{step}"
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
@@ -40,7 +41,7 @@ def save(run: Run, step: int, metrics: dict[str, float]) -> Path:
     state = {
         "step": step,
         "weight_version": run.weight_version,
-        "loader": run.loader.state_dict(),
+        "loader": run.data.loader.state_dict(),
         "metrics": {k: v for k, v in metrics.items() if k.startswith(("train/", "validation/"))},
     }
     (partial / _STATE).write_text(json.dumps(state, indent=1))
@@ -57,7 +58,7 @@ def complete_checkpoints(root: Path) -> list[tuple[int, Path]]:
 
 def resume(run: Run) -> None:
     """Goes on from the newest complete checkpoint; a run without one starts at step 1."""
-    found = complete_checkpoints(checkpoint_root(run))
+    found = complete_checkpoints(checkpoint_root(run.recipe, run.run_dir))
     if not found:
         run.tracker.event("nothing to resume from: starting at step 1")
         return
@@ -66,7 +67,7 @@ def resume(run: Run) -> None:
     if state["step"] != step:
         raise UserError(f"{path / _STATE}: says step {state['step']}, expected {step}")
     run.policy.load(str(path / "policy"))
-    run.loader.load_state_dict(state["loader"])
+    run.data.loader.load_state_dict(state["loader"])
     run.weight_version = state["weight_version"]
     run.start_step = step + 1
     run.tracker.event(f"resuming after step {step} from {path}")
@@ -77,7 +78,7 @@ def _retain(run: Run) -> None:
     cfg = run.recipe.checkpointing
     if cfg.keep_top_k is None:
         return
-    found = complete_checkpoints(checkpoint_root(run))
+    found = complete_checkpoints(checkpoint_root(run.recipe, run.run_dir))
     ranked = sorted(found, key=lambda item: (_rank(item[1], cfg.metric_name, cfg.higher_is_better), item[0]))
     keep = {path for _, path in ranked[-cfg.keep_top_k :]} | {found[-1][1]}
     for _, path in found:

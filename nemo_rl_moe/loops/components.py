@@ -20,6 +20,15 @@ if TYPE_CHECKING:
     from nemo_rl_moe.refit.synchronizer import WeightSynchronizer
 
 
+@dataclass(frozen=True)
+class Data:
+    """Where prompts come from: the tokenizer, the training prompts in their order, and the validation prompts."""
+
+    tokenizer: Any
+    loader: PromptLoader
+    validation_prompts: list[Prompt]
+
+
 @dataclass
 class Run:
     """Everything a driver needs. `weight_version` counts optimizer-updated weights; the generator follows it."""
@@ -30,9 +39,7 @@ class Run:
     generator: Generator
     synchronizer: WeightSynchronizer
     verifiers: VerifierPool
-    tokenizer: Any
-    loader: PromptLoader
-    validation_prompts: list[Prompt]
+    data: Data
     tracker: Tracker
     timer: PhaseTimer
     run_dir: Path

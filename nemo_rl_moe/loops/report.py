@@ -15,7 +15,7 @@ def log_step(run: Run, step: int, rollouts: Rollouts, metrics: dict[str, float])
     """Logs the step's metrics and writes its samples; ends the step's clock."""
     timing = run.timer.step()
     tokens = int(rollouts.batch.lengths.sum())
-    rates = throughput(tokens, timing, run.plan.training_devices, run.plan.generation_devices, run.plan.all_devices)
+    rates = throughput(tokens, timing, run.plan.policy_world, run.plan.generation_world, run.plan.total_devices)
     run.tracker.rollouts(step, samples(rollouts, run.recipe.logger.num_rollout_samples))
     run.tracker.log(step, rollout_metrics(run, rollouts) | metrics | timing | rates)
 

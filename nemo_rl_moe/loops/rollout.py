@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from nemo_rl_moe.batch import SequenceBatch
 from nemo_rl_moe.data.prompt import Prompt
 from nemo_rl_moe.environments.base import ScoreRequest
-from nemo_rl_moe.generation.interface import Completions, SamplingSpec
+from nemo_rl_moe.generation.interface import SamplingSpec
+from nemo_rl_moe.loops.assemble import assemble
 from nemo_rl_moe.loops.components import Run
 
 
@@ -60,36 +61,6 @@ class Rollouts:
         )
 
 
-def assemble(prompts: Sequence[Prompt], completions: Completions, n: int) -> SequenceBatch:
-    """Joins each prompt with its n responses, ragged, without a loop over tokens.
-
-    `prompt_ids` is the position of the prompt in this batch, not the row of the dataset: the same row drawn twice is
-    two groups, each with its own baseline.
-    """
-    prompt_lengths = np.repeat(np.array([len(p.token_ids) for p in prompts], dtype=np.int64), n)
-    lengths = prompt_lengths + completions.lengths
-    starts = np.cumsum(lengths) - lengths
-    position = np.arange(int(lengths.sum())) - np.repeat(starts, lengths)
-    sampled = position >= np.repeat(prompt_lengths, lengths)
-    tokens = np.empty(len(sampled), dtype=np.int32)
-    tokens[sampled] = completions.token_ids
-    tokens[~sampled] = np.concatenate([np.asarray(p.token_ids, dtype=np.int32) for p in prompts for _ in range(n)])
-    logprobs = np.zeros(len(sampled), dtype=np.float32)
-    logprobs[sampled] = completions.logprobs
-    return SequenceBatch(
-        lengths=lengths,
-        tokens=tokens,
-        token_mask=sampled,
-        token_values={"generation_logprobs": logprobs},
-        sample_values={
-            "prompt_ids": np.repeat(np.arange(len(prompts), dtype=np.int64), n),
-            "truncated": completions.truncated,
-            "weight_versions": completions.weight_versions,
-            "sample_mask": np.ones(len(lengths), dtype=np.float32),
-        },
-    )
-
-
 def generate_and_score(run: Run, prompts: list[Prompt], spec: SamplingSpec) -> Rollouts:
     """Samples `spec.n` responses for each prompt and scores them in their environments."""
     with run.timer.phase("generation"):
@@ -97,7 +68,7 @@ def generate_and_score(run: Run, prompts: list[Prompt], spec: SamplingSpec) -> R
     with run.timer.phase("data"):
         batch = assemble(prompts, completions, spec.n)
         ends = np.cumsum(completions.lengths)
-        responses = run.tokenizer.batch_decode(
+        responses = run.data.tokenizer.batch_decode(
             [ids.tolist() for ids in np.split(completions.token_ids, ends[:-1])], skip_special_tokens=True
         )
     with run.timer.phase("reward"):

@@ -5,26 +5,21 @@ from __future__ import annotations
 import contextlib
 import signal
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
-
-from ray.util.placement_group import PlacementGroup
+from types import FrameType
+from typing import Any, NoReturn
 
 from nemo_rl_moe.cluster.ray_cluster import ray_session, reserve_devices
-from nemo_rl_moe.cluster.worker_group import WorkerGroup, WorkerSpec
 from nemo_rl_moe.data.datasets import load_prompts
 from nemo_rl_moe.data.loader import PromptLoader
 from nemo_rl_moe.data.tokenizer import load_tokenizer
 from nemo_rl_moe.environments.pool import VerifierPool
 from nemo_rl_moe.errors import UserError
-from nemo_rl_moe.generation.generator import Generator
 from nemo_rl_moe.loops import checkpointing, sync
-from nemo_rl_moe.loops.components import Run
-from nemo_rl_moe.policy.policy import Policy
-from nemo_rl_moe.recipe.environment import worker_environment
+from nemo_rl_moe.loops.build import start_workers
+from nemo_rl_moe.loops.components import Data, Run
 from nemo_rl_moe.recipe.load import LoadedRecipe
-from nemo_rl_moe.recipe.plan import Plan, plan
+from nemo_rl_moe.recipe.plan import plan
 from nemo_rl_moe.recipe.schema import Recipe
 from nemo_rl_moe.refit.synchronizer import WeightSynchronizer
 from nemo_rl_moe.tracking.run_dir import RunDirectory
@@ -35,24 +30,99 @@ EXIT_DONE, EXIT_FAILED, EXIT_USER, EXIT_INTERRUPTED = 0, 1, 2, 130
 
 
 def run_recipe(loaded: LoadedRecipe, *, resume: bool) -> int:
-    """Runs a recipe to its end. Returns the exit code; a user's mistake is raised as UserError.
+    """Runs a recipe to its end.
 
-    Prompts and tokenizer are read before anything is written or started, so that their errors leave nothing behind.
+    Tokenizer, prompts and verifiers are made before anything is written or started, so that a user's mistake in them
+    leaves nothing behind.
+
+    Args:
+        loaded: the checked recipe.
+        resume: go on from the newest complete checkpoint; without one the run starts at step 1.
+
+    Returns:
+        0 done, 130 interrupted.
+
+    Raises:
+        UserError: the user's input is wrong.
+        Exception: the run failed; the run directory's manifest says why.
     """
     recipe = loaded.recipe
-    layout = plan(recipe)
+    data = load_data(recipe)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_sigterm_as_interrupt())
+        verifiers = stack.enter_context(VerifierPool(recipe.env))
+        root = checkpointing.checkpoint_root(recipe, Path(recipe.logger.log_dir or f"runs/{loaded.name}"))
+        resume = resume and bool(checkpointing.complete_checkpoints(root))
+        directory = RunDirectory.open(loaded, resume=resume)
+        tracker = Tracker(directory, loaded)
+        code, reason = EXIT_FAILED, "failed"
+        try:
+            _run(loaded, data, verifiers, tracker, directory, resume=resume)
+            code, reason = EXIT_DONE, "done"
+        except KeyboardInterrupt:
+            code, reason = EXIT_INTERRUPTED, "interrupted"
+        except Exception as error:
+            code = EXIT_USER if isinstance(error, UserError) else EXIT_FAILED
+            reason = f"{type(error).__name__}: {error}"
+            raise
+        finally:
+            tracker.close(code, reason)
+    return code
+
+
+def load_data(recipe: Recipe) -> Data:
+    """Tokenizer, training prompts in their order, and validation prompts."""
     tokenizer = load_tokenizer(recipe.policy)
-    train_prompts = load_prompts(recipe.data, "train", tokenizer, recipe)
-    validation_prompts = load_prompts(recipe.data, "validation", tokenizer, recipe)
-    loader = PromptLoader(
-        train_prompts,
-        recipe.grpo.num_prompts_per_step,
-        recipe.grpo.seed,
-        recipe.data.shuffle,
-        recipe.grpo.max_num_epochs,
-    )
-    with _sigterm_as_interrupt(), contextlib.ExitStack() as stack:
+    grpo = recipe.grpo
+    prompts = load_prompts(recipe, "train", tokenizer)
+    loader = PromptLoader(prompts, grpo.num_prompts_per_step, grpo.seed, recipe.data.shuffle, grpo.max_num_epochs)
+    return Data(tokenizer, loader, load_prompts(recipe, "validation", tokenizer))
+
+
+def _run(
+    loaded: LoadedRecipe,
+    data: Data,
+    verifiers: VerifierPool,
+    tracker: Tracker,
+    directory: RunDirectory,
+    *,
+    resume: bool,
+) -> None:
+    """Starts the workers, wires the parts together and hands them to the driver."""
+    recipe, layout = loaded.recipe, plan(loaded.recipe)
+    with contextlib.ExitStack() as stack:
         stack.enter_context(ray_session(recipe.cluster))
         placement = stack.enter_context(reserve_devices(recipe.cluster))
-        run_dir = RunDirectory.open(loaded, resume=resume)
-    return EXIT_DONE
+        tracker.event(f"starting {len(layout.policy_ranks)} policy rank(s) and {len(layout.engines)} engine(s)")
+        policy, generator = start_workers(stack, recipe, layout, placement, directory.path / "logs")
+        synchronizer = WeightSynchronizer(policy, generator)
+        stack.callback(synchronizer.close)
+        run = Run(
+            recipe=recipe,
+            plan=layout,
+            policy=policy,
+            generator=generator,
+            synchronizer=synchronizer,
+            verifiers=verifiers,
+            data=data,
+            tracker=tracker,
+            timer=PhaseTimer(on_phase=tracker.phase),
+            run_dir=directory.path,
+        )
+        if resume:
+            checkpointing.resume(run)
+        sync.train(run)
+
+
+@contextlib.contextmanager
+def _sigterm_as_interrupt() -> Iterator[None]:
+    """A job scheduler ends a run with SIGTERM; it deserves the same clean stop as Ctrl-C."""
+
+    def interrupt(_signal: int, _frame: FrameType | None) -> NoReturn:
+        raise KeyboardInterrupt
+
+    previous: Any = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)

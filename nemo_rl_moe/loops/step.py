@@ -42,7 +42,7 @@ def sample_batch(run: Run, step: int) -> Rollouts | None:
     parts: list[Rollouts] = []
     while not sampler.done:
         with run.timer.phase("data"):
-            prompts = next(run.loader, None)
+            prompts = next(run.data.loader, None)
         if prompts is None:
             return None
         rollouts = generate_and_score(run, prompts, spec)

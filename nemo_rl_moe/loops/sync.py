@@ -13,8 +13,8 @@ def train(run: Run) -> None:
     refit(run)
     if run.recipe.grpo.val_at_start and run.start_step == 1:
         validation.validate(run, step=0)
+    run.timer.start()
     for step in range(run.start_step, run.recipe.grpo.max_num_steps + 1):
-        run.timer.start()
         rollouts = sample_batch(run, step)
         if rollouts is None:
             run.tracker.event(f"the training data ended after {run.recipe.grpo.max_num_epochs} epoch(s)")

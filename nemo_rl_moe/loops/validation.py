@@ -12,7 +12,7 @@ from nemo_rl_moe.loops.rollout import generate_and_score
 def due(run: Run, step: int) -> bool:
     """Whether the step ends with a validation."""
     cfg = run.recipe.grpo
-    if not run.validation_prompts:
+    if not run.data.validation_prompts:
         return False
     periodic = cfg.val_period > 0 and step % cfg.val_period == 0
     return periodic or (cfg.val_at_end and step == cfg.max_num_steps)
@@ -29,7 +29,7 @@ def validate(run: Run, step: int) -> dict[str, float]:
     The last batch may be smaller: dropping it would move the accuracy in larger steps than its samples allow.
     """
     cfg, generation = run.recipe.grpo, run.recipe.policy.generation
-    prompts = run.validation_prompts[: cfg.max_val_samples]
+    prompts = run.data.validation_prompts[: cfg.max_val_samples]
     spec = SamplingSpec(generation.val_temperature, generation.max_new_tokens, n=1, seed=cfg.seed)
     with run.timer.timed("validation"):
         parts = [
