@@ -116,7 +116,7 @@ class RunConsole:
         if count == 0:
             return f"reward {values[0]:.3f}"
         first, last = sum(values[:count]) / count, sum(values[-count:]) / count
-        return f"mean reward {first:.3f} in the first {count} steps, {last:.3f} in the last {count}"
+        return f"mean reward {first:.3f} in the first {count} step{'s'[: count > 1]}, {last:.3f} in the last {count}"
 
     def _print_row(self, step: int, metrics: Mapping[str, float]) -> None:
         if self._rows % _REPEAT_TITLES == 0:

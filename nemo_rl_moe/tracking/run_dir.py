@@ -112,10 +112,14 @@ class RunDirectory:
         manifest.write_json(self.path / "manifest.json", self._manifest)
 
     def finish(self, exit_code: int, reason: str) -> None:
-        """Writes end and exit to the manifest and gives the directory back."""
+        """Writes end, exit code and reason to the manifest, and to run.log."""
+        self.log(f"ended with exit code {exit_code}: {reason}")
         end = {"end": manifest.now(), "exit_code": exit_code, "reason": self.redactor.text(reason)}
         sessions = [*self._manifest["sessions"][:-1], self._manifest["sessions"][-1] | end]
         self.update_manifest(**end, sessions=sessions)
+
+    def close(self) -> None:
+        """Gives the directory back."""
         self._log.close()
 
     def _begin(self, loaded: LoadedRecipe, earlier: dict[str, Any] | None) -> None:

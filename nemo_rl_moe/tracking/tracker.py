@@ -73,13 +73,13 @@ class Tracker:
         if self._closed:
             return
         self._closed = True
+        # The record first: an upload may be slow, and whoever waits for it may lose patience and interrupt.
+        self._metrics.close()
+        self._directory.finish(exit_code, reason)
         for backend in self._backends:
             backend.finish(exit_code)
-        self._metrics.close()
-        if exit_code:
-            self._directory.log(f"ended with exit code {exit_code}: {reason}")
         self._console.finish(exit_code, str(self._directory.path))
-        self._directory.finish(exit_code, reason)
+        self._directory.close()
 
     def _start_backends(self, loaded: LoadedRecipe) -> list[BestEffort]:
         settings, directory = loaded.recipe.logger, self._directory
