@@ -1,0 +1,39 @@
+"""The doctor's look into Ray workers: do they run what the driver runs?"""
+
+from __future__ import annotations
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from nemo_rl_moe.doctor import Check, compare_with_driver
+from nemo_rl_moe.tracking.manifest import versions
+
+_ANSWER_S = 60.0
+
+
+def check_workers() -> list[Check]:
+    """Versions on every living node of the Ray cluster against the driver's. Connects to the cluster that is up."""
+    connected = ray.is_initialized()
+    try:
+        if not connected:
+            ray.init(address="auto", log_to_driver=False, logging_level="error")
+        nodes = [node for node in ray.nodes() if node["Alive"]]
+        return [check for node in nodes for check in _check_node(node["NodeID"], node["NodeManagerHostname"])]
+    except ConnectionError:
+        return [Check("workers", "Ray cluster", "ok", "none is up: a run starts its own, from this environment")]
+    except RuntimeError as error:
+        # Ray itself refuses a driver whose Python or Ray differs from the cluster's, and says both versions.
+        return [Check("workers", "Ray cluster", "wrong", " ".join(str(error).split()), fix="use the same environment")]
+    finally:
+        if not connected and ray.is_initialized():
+            ray.shutdown()
+
+
+def _check_node(node_id: str, name: str) -> list[Check]:
+    strategy = NodeAffinitySchedulingStrategy(node_id, soft=False)
+    task = ray.remote(num_cpus=0, scheduling_strategy=strategy)(versions)
+    try:
+        return compare_with_driver(versions(), name, ray.get(task.remote(), timeout=_ANSWER_S))
+    except ray.exceptions.RayError as error:
+        found = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        return [Check("workers", name, "wrong", found, "an answer", f"is nemo_rl_moe installed on {name}?")]
