@@ -12,16 +12,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from nemo_rl_moe.recipe.source import MISSING, Node, Path, Problem, RecipeError, dotted, leaves
+from nemo_rl_moe.recipe.source import MISSING, Node, Path, Problem, dotted, leaves
 
 Number = int | float
 
 
-def resolve(root: Node) -> Node:
+def resolve(root: Node, problems: list[Problem]) -> Node:
     """Replaces every interpolation by its value; the node keeps the line of the interpolation.
 
-    Raises:
-        RecipeError: every interpolation that does not resolve.
+    Those that do not resolve stay as they are, and are added to `problems`.
     """
     waiting = [(path, node) for path, node in leaves(root) if isinstance(node.value, str) and "${" in node.value]
     if not waiting:
@@ -31,16 +30,13 @@ def resolve(root: Node) -> Node:
 
     _register()
     config = OmegaConf.create(root.plain())
-    problems: list[Problem] = []
     for path, node in waiting:
         try:
             value = _value_at(config, path)
-        except (OmegaConfBaseException, ArithmeticError, TypeError, ValueError, RecursionError) as error:
+        except (OmegaConfBaseException, ArithmeticError, TypeError, ValueError) as error:
             problems.append(Problem("interpolation", dotted(path), node.source, node.value, _reason(node, error)))
         else:
             root = _replace(root, path, _resolved(value, node))
-    if problems:
-        raise RecipeError(problems)
     return root
 
 
@@ -71,8 +67,6 @@ def _replace(node: Node, path: Path, new: Node) -> Node:
 
 
 def _reason(node: Node, error: Exception) -> str:
-    if isinstance(error, RecursionError):
-        return f"{node.value}: the interpolation refers to itself"
     text = str(error).splitlines()[0] if str(error) else type(error).__name__
     if text.startswith("InterpolationKeyError while resolving interpolation: "):
         text = text.removeprefix("InterpolationKeyError while resolving interpolation: ")

@@ -64,15 +64,16 @@ def load_recipe(
 
     Raises:
         RecipeError: (a UserError) every problem found, each with file and line, dotted path, value and expectation.
-            Composition, types and rules are stages: a stage that fails ends the load, as the next has nothing to check.
+            Files that cannot be composed have no values to check, and wrong types none that rules could compare.
     """
     path = Path(path)
     if not path.is_file():
         raise RecipeError([Problem("file", "", None, str(path), f"no such recipe: {shown_path(path)}")])
     composed = compose(path, cache)
-    tree = apply_overrides(composed.root, overrides, keys_at) if overrides else composed.root
-    tree = resolve(tree)
-    recipe = typed(tree)
+    problems: list[Problem] = []
+    tree = apply_overrides(composed.root, overrides, keys_at, problems) if overrides else composed.root
+    tree = resolve(tree, problems)
+    recipe = typed(tree, problems)
     warnings: list[Problem] = []
     if check:
         from nemo_rl_moe.recipe.rules import check_rules

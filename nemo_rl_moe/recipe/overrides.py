@@ -17,25 +17,20 @@ from nemo_rl_moe.recipe.source import Node, Path, Problem, RecipeError, Source, 
 KeysAt = Callable[[Path], "Iterable[str] | None"]
 
 
-def apply_overrides(root: Node, overrides: Sequence[str], keys_at: KeysAt) -> Node:
+def apply_overrides(root: Node, overrides: Sequence[str], keys_at: KeysAt, problems: list[Problem]) -> Node:
     """Applies the overrides from left to right.
 
     Args:
         root: the composed recipe.
         overrides: arguments such as `grpo.seed=1`.
         keys_at: the keys that the schema allows under a path; None where any key is allowed.
-
-    Raises:
-        RecipeError: every override that cannot be parsed or applied.
+        problems: gets every override that cannot be parsed or applied.
     """
-    problems: list[Problem] = []
     for text in overrides:
         try:
             root = _apply_one(root, text, keys_at)
         except RecipeError as error:
             problems.extend(error.problems)
-    if problems:
-        raise RecipeError(problems)
     return root
 
 

@@ -29,13 +29,17 @@ _EXPECTED = {
 }
 
 
-def typed(root: Node) -> Recipe:
+def typed(root: Node, earlier: list[Problem]) -> Recipe:
     """Checks a composed, resolved tree against the schema.
 
+    Args:
+        root: the tree.
+        earlier: problems found before; their keys are not reported again.
+
     Raises:
-        RecipeError: every problem.
+        RecipeError: the earlier problems and every one found here.
     """
-    problems = [
+    problems = earlier + [
         Problem("mandatory", dotted(path), node.source, MISSING, f"the value is {MISSING}: it must be set")
         for path, node in leaves(root)
         if node.value == MISSING
