@@ -25,9 +25,10 @@ def build_model(shape: ModelShape, policy: PolicyConfig, layout: ParallelLayout)
     Megatron's parallel state must be initialized. Parameters lie on the GPU where there is one. Each chunk carries the
     shape as `hf_shape`.
 
-    Call a chunk with `input_ids` and `position_ids` int64 [B, S], counted from 0 in each sequence, and on a CPU
-    `attention_mask` bool [B, 1, S, S], True where a query must not see a key (None is causal). It returns logits
-    [B, S, padded vocabulary / tp] on the last pipeline stage.
+    Call a chunk with `input_ids` and `position_ids` int64 [B, S], counted from 0 in each sequence, and `attention_mask`
+    (None is causal; on a CPU also bool [B, 1, S, S], True where a query must not see a key). For packed sequences B is
+    1 and `packed_seq_params`, of format thd, gives their boundaries. It returns logits [B, S, padded vocabulary / tp]
+    on the last pipeline stage.
 
     Raises:
         UserError: the layout does not fit the model.
@@ -49,6 +50,7 @@ def build_model(shape: ModelShape, policy: PolicyConfig, layout: ParallelLayout)
         parallel_output=True,
     )
     if not on_gpu:
+        _mark_split_weights(model)
         _use_given_positions(model, shape)
     if policy.megatron_cfg.freeze_moe_router:
         for name, parameter in model.named_parameters():
@@ -150,7 +152,7 @@ def _block_spec(config: Any, use_transformer_engine: bool) -> Any:
     spec = get_gpt_decoder_block_spec(config, use_transformer_engine, normalization="RMSNorm")
     if use_transformer_engine:
         return spec
-    from nemo_rl_moe.policy.megatron.local_modules import RMSNorm
+    from nemo_rl_moe.policy.megatron.local_modules import LocalAttention, RMSNorm
 
     spec.layer_norm = RMSNorm
     for layer in spec.layer_specs:
@@ -158,7 +160,27 @@ def _block_spec(config: Any, use_transformer_engine: bool) -> Any:
         layer.submodules.pre_mlp_layernorm = RMSNorm
         attention = layer.submodules.self_attention.submodules
         attention.q_layernorm = attention.k_layernorm = RMSNorm
+        attention.core_attention = LocalAttention
     return spec
+
+
+def _mark_split_weights(model: Any) -> None:
+    """Marks the weights that tensor parallelism splits, as Megatron does only when it also initializes them.
+
+    Without the mark its gradient norm takes a rank's part for a copy of rank 0's and leaves it out.
+    """
+    from megatron.core.tensor_parallel import layers
+
+    for module in model.modules():
+        if isinstance(module, layers.ColumnParallelLinear | layers.VocabParallelEmbedding):
+            dimension = 0
+        elif isinstance(module, layers.RowParallelLinear):
+            dimension = 1
+        else:
+            continue
+        # A tied head has no weight of its own; where it has one, on another stage, it is the embedding's copy.
+        if module.weight is not None and not hasattr(module.weight, "tensor_model_parallel"):
+            layers.set_tensor_model_parallel_attributes(module.weight, True, dimension, 1)
 
 
 def _use_given_positions(model: Any, shape: ModelShape) -> None:
