@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import uuid
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from nemo_rl_moe.recipe.schema import LoggerConfig
 from nemo_rl_moe.tracking.run_dir import RunDirectory
@@ -57,7 +57,7 @@ class WandbBackend:
             warn("W&B: no API key (WANDB_API_KEY or `wandb login`); writing offline files for a later `wandb sync`")
             mode = "offline"
 
-        def start(mode: str) -> Any:
+        def start(mode: Literal["online", "offline"]) -> Any:
             return wandb.init(
                 project=settings.wandb.project,
                 name=settings.wandb.name or directory.path.name,
