@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import time
 from collections.abc import Iterator
@@ -29,6 +30,8 @@ def ray_session(cluster: ClusterConfig) -> Iterator[None]:
         options["include_dashboard"] = False
         if cluster.device == "cpu":
             options["object_store_memory"] = _CPU_OBJECT_STORE_BYTES
+    # Ray tells at each start that its cluster asks for a token, which is what we want.
+    logging.getLogger("ray._private.authentication.authentication_token_setup").setLevel(logging.ERROR)
     ray.init(**options)
     try:
         yield

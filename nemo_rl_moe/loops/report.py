@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from nemo_rl_moe.bench.flops import shape_of, training_flops
 from nemo_rl_moe.grpo.sampling import zero_std_fraction
 from nemo_rl_moe.loops.components import Run
 from nemo_rl_moe.loops.rollout import Rollouts
@@ -14,8 +15,16 @@ from nemo_rl_moe.tracking.throughput import throughput
 def log_step(run: Run, step: int, rollouts: Rollouts, metrics: dict[str, float]) -> None:
     """Logs the step's metrics and writes its samples; ends the step's clock."""
     timing = run.timer.step()
-    tokens = int(rollouts.batch.lengths.sum())
-    rates = throughput(tokens, timing, run.plan.policy_world, run.plan.generation_world, run.plan.total_devices)
+    lengths, policy = rollouts.batch.lengths, run.recipe.policy
+    shape = shape_of(policy.model_name, policy.hf_config_overrides)
+    rates = throughput(
+        int(lengths.sum()),
+        timing,
+        run.plan.policy_world,
+        run.plan.generation_world,
+        run.plan.total_devices,
+        train_flops=None if shape is None else training_flops(shape, lengths),
+    )
     run.tracker.rollouts(step, samples(rollouts, run.recipe.logger.num_rollout_samples))
     run.tracker.log(step, rollout_metrics(run, rollouts) | metrics | timing | rates)
 

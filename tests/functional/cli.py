@@ -28,12 +28,12 @@ class Outcome:
         return self.stdout + self.stderr
 
 
-def nemo_rl_moe(*args: str | Path, cwd: Path, timeout_s: float = 240, env: dict[str, str] | None = None) -> Outcome:
+def nemo_rl_moe(*args: str | Path, cwd: Path, timeout_s: float = 240, python_path: tuple[str, ...] = ()) -> Outcome:
     """Runs `python -m nemo_rl_moe ARGS` in `cwd`."""
     done = subprocess.run(
         [sys.executable, "-m", "nemo_rl_moe", *map(str, args)],
         cwd=cwd,
-        env={**os.environ, "PYTHONPATH": str(REPO), **(env or {})},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(REPO), *python_path])},
         capture_output=True,
         text=True,
         timeout=timeout_s,
@@ -45,7 +45,13 @@ def nemo_rl_moe(*args: str | Path, cwd: Path, timeout_s: float = 240, env: dict[
 def run_recipe(recipe: Path, run_dir: Path, *overrides: str, cwd: Path, timeout_s: float = 240) -> Outcome:
     """Runs a recipe with the repository's tiny model into `run_dir`."""
     return nemo_rl_moe(
-        "run", recipe, f"logger.log_dir={run_dir}", f"policy.model_name={MODEL}", *overrides, cwd=cwd, timeout_s=timeout_s
+        "run",
+        recipe,
+        f"logger.log_dir={run_dir}",
+        f"policy.model_name={MODEL}",
+        *overrides,
+        cwd=cwd,
+        timeout_s=timeout_s,
     )
 
 

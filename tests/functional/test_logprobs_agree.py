@@ -18,8 +18,8 @@ from nemo_rl_moe.batch import SequenceBatch
 from nemo_rl_moe.cluster.ray_cluster import ray_session, reserve_devices
 from nemo_rl_moe.data.prompt import Prompt
 from nemo_rl_moe.generation.interface import SamplingSpec
-from nemo_rl_moe.loops.build import start_workers
 from nemo_rl_moe.loops.assemble import assemble
+from nemo_rl_moe.loops.build import start_workers
 from nemo_rl_moe.recipe.load import load_recipe
 from nemo_rl_moe.recipe.plan import plan
 from nemo_rl_moe.refit.shared_memory import SharedBuffer
