@@ -1,0 +1,81 @@
+"""Guards against a trainer that works in plain processes but not in Ray actors, and weights that change on the way out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import ray
+import torch
+from safetensors.torch import load_file
+
+from nemo_rl_moe.cluster.ray_cluster import ray_session, reserve_devices
+from nemo_rl_moe.cluster.worker_group import WorkerGroup, WorkerSpec
+from nemo_rl_moe.errors import UserError
+from nemo_rl_moe.policy.policy import Policy
+from nemo_rl_moe.recipe.environment import worker_environment
+from nemo_rl_moe.recipe.schema import Recipe
+from nemo_rl_moe.refit.shared_memory import SharedBuffer
+from tests.unit.policy.local_workers import make_batch, make_recipe
+
+
+@pytest.fixture(scope="module")
+def ray_policy(moe_folder: Path, tmp_path_factory: pytest.TempPathFactory):
+    """EP2 on two Ray actors."""
+    plain = make_recipe(
+        moe_folder,
+        policy__megatron_cfg__expert_model_parallel_size=2,
+        loss_fn__force_on_policy_ratio=True,
+        cluster__gpus_per_node=2,
+    )
+    recipe = Recipe.model_validate(plain)
+    if not ray.is_initialized():
+        ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, object_store_memory=200 << 20)
+    with ray_session(recipe.cluster), reserve_devices(recipe.cluster) as placement:
+        specs = [WorkerSpec(rank, 0.5, 0.0, (plain, rank, 2)) for rank in range(2)]
+        workers = WorkerGroup(
+            "policy",
+            "nemo_rl_moe.policy.worker.PolicyWorker",
+            specs,
+            placement,
+            worker_environment(recipe, "policy"),
+            tmp_path_factory.mktemp("logs"),
+        )
+        policy = Policy(workers, recipe)
+        policy.setup()
+        yield policy
+        workers.kill()
+    ray.shutdown()
+
+
+def test_exported_weights_of_two_expert_parallel_actors_are_bit_equal_to_the_checkpoint(ray_policy, moe_folder):
+    stored = load_file(moe_folder / "model.safetensors")
+    layout = ray_policy.weight_layout()
+    with SharedBuffer.create(layout.nbytes) as buffer:
+        ray_policy.export_weights(str(buffer.path))
+        views = layout.views(buffer.tensor)
+        assert set(views) == set(stored)
+        assert all(torch.equal(views[name], stored[name]) for name in stored)
+        del views
+
+
+def test_actors_train_and_their_reference_stays(ray_policy, tmp_path: Path):
+    batch = make_batch()
+    before = ray_policy.logprobs(batch)
+    reference = ray_policy.logprobs(batch, reference=True)
+    assert np.array_equal(before, reference)
+    metrics = ray_policy.train(batch.with_values({"reference_logprobs": reference}))
+    assert metrics["skipped_steps"] == 0.0 and metrics["policy/num_optimizer_steps"] == 1.0
+    assert 0.0 <= metrics["policy/padding_fraction"] < 0.5
+    after = ray_policy.logprobs(batch)
+    assert np.abs(after - before).max() > 0.01
+    ray_policy.save(str(tmp_path / "policy"))
+    ray_policy.train(batch.with_values({"reference_logprobs": reference}))
+    ray_policy.load(str(tmp_path / "policy"))
+    assert np.array_equal(ray_policy.logprobs(batch), after)
+
+
+def test_a_user_error_in_an_actor_reaches_the_driver_as_it_is(ray_policy, tmp_path: Path):
+    with pytest.raises(UserError, match="not a trainer checkpoint"):
+        ray_policy.load(str(tmp_path))
