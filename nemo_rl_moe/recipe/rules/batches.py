@@ -111,3 +111,14 @@ def budgets_hold_a_sequence(context: Context) -> Iterator[Finding]:
         if packing.enabled and budget is not None and budget < length:
             message = f"{budget} tokens are fewer than max_total_sequence_length {length}"
             yield Finding((f"{PACKING}.{name}", LENGTH), message)
+
+
+@rule("validation size", "Every sample is scored; where the last batch is rounded away, accuracies are not comparable.")
+def validation_is_whole(context: Context) -> Iterator[Finding]:
+    samples, batch = context.recipe.grpo.max_val_samples, context.recipe.grpo.val_batch_size
+    rest = samples % batch
+    if context.recipe.data.validation is not None and rest and samples > batch:
+        message = (
+            f"{samples} samples in batches of {batch}: the last has {rest}; rounding down would score {samples - rest}"
+        )
+        yield Finding(("grpo.max_val_samples", "grpo.val_batch_size"), message, "note")

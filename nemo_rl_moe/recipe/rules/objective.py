@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterator
 
 from nemo_rl_moe.recipe.rules.registry import Context, Finding, rule
+from nemo_rl_moe.tracking.definitions import METRICS, find
 
 LOSS = "loss_fn"
 RATIO_BOUNDS = (f"{LOSS}.truncated_importance_sampling_ratio", f"{LOSS}.truncated_importance_sampling_ratio_min")
@@ -70,6 +72,15 @@ def reward_range_has_width(context: Context) -> Iterator[Finding]:
         yield Finding(("grpo.reward_scaling.source_min", "grpo.reward_scaling.source_max"), message)
 
 
+@rule("overlong penalty", "The penalty grows over the last tokens of a response, which must be that long.")
+def overlong_buffer_fits(context: Context) -> Iterator[Finding]:
+    shaping = context.recipe.grpo.reward_shaping
+    limit = shaping.max_response_length or context.recipe.policy.generation.max_new_tokens
+    if shaping.enabled and shaping.overlong_buffer_length > limit:
+        keys = ("grpo.reward_shaping.overlong_buffer_length", "grpo.reward_shaping.max_response_length")
+        yield Finding(keys, f"{shaping.overlong_buffer_length} tokens, but responses end at {limit}")
+
+
 @rule("group size", "A group's advantages compare its samples; one sample alone has nothing to be compared with.")
 def groups_compare(context: Context) -> Iterator[Finding]:
     grpo = context.recipe.grpo
@@ -120,5 +131,8 @@ def checkpoint_metric_exists(context: Context) -> Iterator[Finding]:
     if prefix not in ("train", "validation") or not name:
         message = f"{cfg.metric_name!r}: expected train/<metric> or validation/<metric>, such as validation/accuracy"
         yield Finding((key,), message)
+    elif find(cfg.metric_name) is None:
+        near = difflib.get_close_matches(cfg.metric_name, [metric.name for metric in METRICS], 1)
+        yield Finding((key,), f"{cfg.metric_name}: no such metric" + (f"; did you mean {near[0]}?" if near else ""))
     elif cfg.enabled and prefix == "validation" and data.validation is None:
         yield Finding((key, "data.validation"), f"{cfg.metric_name} is never logged: data.validation is null")

@@ -25,11 +25,11 @@ def split_is_possible(context: Context) -> Iterator[Finding]:
             )
         elif own.gpus_per_node is None or own.gpus_per_node >= cluster.gpus_per_node:
             message = f"expected 1 to {cluster.gpus_per_node - 1} of the node's {cluster.gpus_per_node} devices"
-            yield Finding((f"{RESOURCES}.gpus_per_node", "cluster.gpus_per_node"), message)
+            yield Finding((f"{RESOURCES}.gpus_per_node", f"{COLOCATED}.enabled", "cluster.gpus_per_node"), message)
         return
     if own.num_nodes is None or own.num_nodes >= cluster.num_nodes:
         message = f"expected 1 to {cluster.num_nodes - 1} of {cluster.num_nodes} nodes"
-        yield Finding((f"{RESOURCES}.num_nodes", "cluster.num_nodes"), message)
+        yield Finding((f"{RESOURCES}.num_nodes", f"{COLOCATED}.enabled", "cluster.num_nodes"), message)
     if own.gpus_per_node is not None and own.gpus_per_node > cluster.gpus_per_node:
         message = f"{own.gpus_per_node} devices on a node that has {cluster.gpus_per_node}"
         yield Finding((f"{RESOURCES}.gpus_per_node", "cluster.gpus_per_node"), message)

@@ -72,7 +72,8 @@ def fp8_training_is_possible(context: Context) -> Iterator[Finding]:
             (f"{FP8}.fp8_recipe", "cluster.gpu_type"), f"mxfp8 on {gpu}, expected one of {', '.join(BLACKWELL)}"
         )
     if fp8.fp8_recipe == "blockwise" and gpu in BLACKWELL:
-        yield Finding((f"{FP8}.fp8_recipe", "cluster.gpu_type"), f"blockwise on {gpu}: Hopper's recipe, expected mxfp8")
+        message = f"blockwise on {gpu}: Hopper's recipe, expected mxfp8"
+        yield Finding((f"{FP8}.fp8_recipe", f"{FP8}.enabled", "cluster.gpu_type"), message)
     if fp8.fp8_param and not megatron.optimizer.use_distributed_optimizer:
         message = "fp8 parameters need the distributed optimizer"
         yield Finding((f"{FP8}.fp8_param", "policy.megatron_cfg.optimizer.use_distributed_optimizer"), message)

@@ -79,7 +79,8 @@ def test_override_marker_of_a_parent_does_not_reach_its_sibling(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("base", "found"), [("a: {}\n", "inherits nothing"), ("a: {s: null}\n", "inherits None"), ("a: {s: 3}\n", "inherits 3")]
+    ("base", "found"),
+    [("a: {}\n", "inherits nothing"), ("a: {s: null}\n", "inherits None"), ("a: {s: 3}\n", "inherits 3")],
 )
 def test_override_marker_on_nothing_is_an_error_with_its_line(tmp_path, base, found):
     write(tmp_path, "base.yaml", base)
@@ -168,7 +169,9 @@ def test_missing_parent_names_the_line_and_the_folder(tmp_path):
 
 
 def test_defaults_that_are_no_file_name_are_refused(tmp_path):
-    assert "a.yaml:1: defaults: found 3, expected a file name or a list" in error(write(tmp_path, "a.yaml", "defaults: 3\n"))
+    assert "a.yaml:1: defaults: found 3, expected a file name or a list" in error(
+        write(tmp_path, "a.yaml", "defaults: 3\n")
+    )
 
 
 def test_chain_lists_every_value_newest_first_with_its_line(tmp_path):

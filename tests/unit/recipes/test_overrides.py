@@ -24,7 +24,9 @@ def test_plain_override_sets_a_key_of_the_recipe_and_one_of_the_schema_only():
 
 
 def test_values_keep_their_types():
-    recipe = value("policy.megatron_cfg.optimizer.lr=1e-6", "data.shuffle=false", "policy.generation.stop_strings=[a,'b c']")
+    recipe = value(
+        "policy.megatron_cfg.optimizer.lr=1e-6", "data.shuffle=false", "policy.generation.stop_strings=[a,'b c']"
+    )
     assert recipe.policy.megatron_cfg.optimizer.lr == 1e-6
     assert recipe.data.shuffle is False
     assert recipe.policy.generation.stop_strings == ["a", "b c"]

@@ -75,6 +75,6 @@ def test_resolved_recipe_holds_every_key_and_validates_to_itself():
 
 
 def test_bad_override_interpolation_and_type_are_reported_together(tmp_path):
-    path = child(tmp_path, "grpo: {val_period: ${nowhere}}\ndata: {shuffle: 1}\n")
+    path = child(tmp_path, "grpo:\n  val_period: ${nowhere}\ndata: {shuffle: 1}\n")
     rules = [problem.rule for problem in problems_of(path, "grpo.sed=1")]
     assert rules == ["unknown key", "interpolation", "type"]
