@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import torch
 from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
 
 class RMSNorm(torch.nn.RMSNorm):
@@ -48,3 +50,62 @@ class PositionedRotaryEmbedding(RotaryEmbedding):
             return self.get_emb(max_seq_len)
         angles = self._position_ids.t().to(torch.float32)[..., None] * self.inv_freq
         return torch.cat((angles, angles), dim=-1)[:, :, None]
+
+
+class LocalAttention(torch.nn.Module):
+    """Attention without Transformer Engine, through torch's fused kernel.
+
+    Megatron's local attention stores the scores of all pairs of a row and knows nothing of packed sequences. Here a
+    packed row costs the sum of the squares of its sequences' lengths, not the square of their sum.
+    """
+
+    def __init__(self, config: Any, *_: Any, softmax_scale: float | None = None, **__: Any) -> None:
+        super().__init__()
+        self._scale = softmax_scale
+        self._grouped = config.num_query_groups != config.num_attention_heads
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None = None,
+        attn_mask_type: Any = None,
+        attention_bias: Tensor | None = None,
+        packed_seq_params: Any = None,
+    ) -> Tensor:
+        """Causal attention inside each sequence.
+
+        Args:
+            query: [S, B, heads, D], or [T, heads, D] with packed_seq_params of format thd; key and value likewise, with
+                fewer heads where queries share them.
+            attention_mask: bool [B, 1, S, S], True where a query must not see a key; None is causal.
+            packed_seq_params: Megatron's boundaries of packed sequences; they must cover all T tokens.
+
+        Returns:
+            [S, B, heads * D], or [T, heads * D].
+        """
+        if attention_bias is not None:
+            raise NotImplementedError("attention bias")
+        if packed_seq_params is None:
+            return self._attend(query, key, value, attention_mask).flatten(2)
+        ends = packed_seq_params.cu_seqlens_q.tolist()
+        lengths = [end - start for start, end in pairwise(ends)]
+        parts = zip(*(x.unsqueeze(1).split(lengths) for x in (query, key, value)), strict=True)
+        return torch.cat([self._attend(*part, None) for part in parts]).flatten(1)
+
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+        """[S, B, heads, D] of each in, the same out."""
+        keep = None
+        if mask is not None:
+            keep = ~mask
+            # A query that may see nothing would give NaN, which spreads to its whole row in backward.
+            keep = keep | ~keep.any(-1, keepdim=True)
+        out = scaled_dot_product_attention(
+            *(x.permute(1, 2, 0, 3) for x in (query, key, value)),
+            attn_mask=keep,
+            is_causal=keep is None,
+            scale=self._scale,
+            enable_gqa=self._grouped,
+        )
+        return out.permute(2, 0, 1, 3)

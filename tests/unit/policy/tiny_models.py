@@ -41,11 +41,12 @@ def make_model(kind: str, *, tied: bool = False, seed: int = 0, **changes: Any) 
     """
     torch.manual_seed(seed)
     settings = {**_SHAPE, "tie_word_embeddings": tied}
-    eager = {"attn_implementation": "eager", "dtype": torch.float32}
     if kind == "moe":
-        model = Qwen3MoeForCausalLM._from_config(Qwen3MoeConfig(**{**settings, **_EXPERTS, **changes}), **eager)
+        model = Qwen3MoeForCausalLM._from_config(
+            Qwen3MoeConfig(**{**settings, **_EXPERTS, **changes}), dtype=torch.float32
+        )
     else:
-        model = Qwen3ForCausalLM._from_config(Qwen3Config(**{**settings, **changes}), **eager)
+        model = Qwen3ForCausalLM._from_config(Qwen3Config(**{**settings, **changes}), dtype=torch.float32)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "norm" in name:
