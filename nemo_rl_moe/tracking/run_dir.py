@@ -143,18 +143,23 @@ class RunDirectory:
             "changed": changed,
         }
         _write_yaml(self.path / "config.yaml", config)
-        placement = plan(loaded.recipe).as_dict()
         gpus = manifest.gpus() if loaded.recipe.cluster.device == "cuda" else []
+        sessions = [*earlier["sessions"], session] if earlier else [session]
         # The top level describes the newest session; `sessions` keeps each start of a resumed run.
-        self.update_manifest(
-            **{**(earlier or {}), **session, "start": (earlier or {}).get("start", start)},
-            recipe=loaded.name,
-            overrides=[self.redactor.argument(o) for o in loaded.overrides],
-            recipe_files=manifest.hashed_files(loaded.files),
-            devices={"kind": loaded.recipe.cluster.device, "gpus_of_this_host": gpus},
-            placement=placement,
-            sessions=[*(earlier or {}).get("sessions", []), session],
+        fields = (
+            (earlier or {})
+            | session
+            | {
+                "start": sessions[0]["start"],
+                "recipe": loaded.name,
+                "overrides": [self.redactor.argument(override) for override in loaded.overrides],
+                "recipe_files": manifest.hashed_files(loaded.files),
+                "devices": {"kind": loaded.recipe.cluster.device, "gpus_of_this_host": gpus},
+                "placement": plan(loaded.recipe).as_dict(),
+                "sessions": sessions,
+            }
         )
+        self.update_manifest(**fields)
 
 
 def _earlier_run(path: Path) -> dict[str, Any] | None:
