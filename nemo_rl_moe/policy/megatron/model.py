@@ -49,8 +49,8 @@ def build_model(shape: ModelShape, policy: PolicyConfig, layout: ParallelLayout)
         rotary_base=shape.rope_theta,
         parallel_output=True,
     )
+    _mark_split_weights(model)
     if not on_gpu:
-        _mark_split_weights(model)
         _use_given_positions(model, shape)
     if policy.megatron_cfg.freeze_moe_router:
         for name, parameter in model.named_parameters():

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.unit.policy.local_workers import LocalWorkers
-from tests.unit.policy.tiny_models import save_model
 from tests.unit.policy.ranks import Ranks
+from tests.unit.policy.tiny_models import save_model
 
 
 @pytest.fixture(scope="session")
@@ -42,3 +42,19 @@ def dense_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("dense")
     save_model(folder, "dense", tied=True)
     return folder
+
+
+@pytest.fixture(scope="session")
+def one_rank() -> Iterator[Ranks]:
+    """One bare Megatron rank."""
+    ranks = Ranks(1)
+    yield ranks
+    ranks.close()
+
+
+@pytest.fixture(scope="session")
+def four_ranks() -> Iterator[Ranks]:
+    """Four bare Megatron ranks."""
+    ranks = Ranks(4)
+    yield ranks
+    ranks.close()

@@ -1,4 +1,4 @@
-"""The risk: a model that is a little wrong (a transposed slice, a swapped half, a lost norm) still trains, only worse."""
+"""The risk: a model that is a little wrong (a swapped half, a shifted slice, a lost norm) still trains, only worse."""
 
 from __future__ import annotations
 
