@@ -43,9 +43,7 @@ def _parser() -> argparse.ArgumentParser:
 
     run = commands.add_parser("run", help="run a recipe")
     _recipe_arguments(run)
-    run.add_argument(
-        "--resume", action="store_true", help="go on from the newest complete checkpoint of the same run"
-    )
+    run.add_argument("--resume", action="store_true", help="go on from the newest complete checkpoint of the same run")
     run.add_argument("--dry-run", action="store_true", help="print the plan and start nothing")
     run.set_defaults(command=_run)
 

@@ -26,7 +26,6 @@ class Rows:
         position_ids: int64 [B, S], from 0 in each sequence; pads are 0.
         lengths: tokens of each sequence, in the order in which they lie in the rows.
         packed: True when all sequences share row 0.
-        segments: int64 [B, S], a number of its own for each sequence and for each pad slot.
         sources: int64 [n], slots b * S + s whose logits predict the n wanted tokens.
         targets: int64 [n], ids of the wanted tokens.
         token_index: int64 [n], their positions in the shard's per-token arrays.
@@ -36,19 +35,9 @@ class Rows:
     position_ids: Tensor
     lengths: tuple[int, ...]
     packed: bool
-    segments: Tensor
     sources: Tensor
     targets: Tensor
     token_index: Tensor
-
-    def attention_mask(self) -> Tensor:
-        """bool [B, 1, S, S], True where a query must not see a key: another sequence, a pad, or a later token.
-
-        A pad sees itself, since a softmax over nothing would be NaN.
-        """
-        later = torch.ones(self.tokens.shape[1:] * 2, dtype=torch.bool, device=self.tokens.device).triu(1)
-        other = self.segments[:, :, None] != self.segments[:, None, :]
-        return (other | later)[:, None]
 
 
 def build_rows(
@@ -73,8 +62,6 @@ def build_rows(
     total = microbatch.rows * microbatch.row_length
     tokens, positions = np.zeros(total, dtype=np.int64), np.zeros(total, dtype=np.int64)
     tokens[slots], positions[slots] = batch.tokens[index], within
-    segments = -1 - np.arange(total)
-    segments[slots] = np.repeat(np.arange(len(samples)), lengths)
     picked = np.flatnonzero((within > 0) & wanted[index])
 
     def on_device(values: NDArray) -> Tensor:
@@ -86,7 +73,6 @@ def build_rows(
         position_ids=on_device(positions.reshape(shape)),
         lengths=tuple(lengths.tolist()),
         packed=microbatch.packed,
-        segments=on_device(segments.reshape(shape)),
         sources=on_device(slots[picked] - 1),
         targets=on_device(batch.tokens[index[picked]].astype(np.int64)),
         token_index=on_device(index[picked]),

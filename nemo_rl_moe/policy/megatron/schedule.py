@@ -55,13 +55,12 @@ def run_schedule(
 def model_inputs(rows: Rows) -> dict[str, Any]:
     """Arguments of GPTModel.forward.
 
-    On a GPU Transformer Engine takes packed sequences by their boundaries; the local attention takes a mask. Padded
-    rows have their pads on the right, where a causal mask already hides them.
+    Attention knows packed sequences by their boundaries, on a GPU through Transformer Engine and on a CPU through the
+    local attention: either is the block-diagonal causal mask without its zeros. Padded rows have their pads on the
+    right, where a causal mask already hides them.
     """
     inputs: dict[str, Any] = {"input_ids": rows.tokens, "position_ids": rows.position_ids, "attention_mask": None}
-    if rows.tokens.device.type == "cpu":
-        inputs["attention_mask"] = rows.attention_mask()
-    elif rows.packed:
+    if rows.packed:
         inputs["packed_seq_params"] = _packed_sequence_parameters(rows)
     return inputs
 

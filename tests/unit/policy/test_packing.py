@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -99,13 +98,3 @@ def test_ranks_of_a_skewed_batch_differ_by_less_than_a_tenth_in_tokens():
 def test_a_sequence_longer_than_the_budget_is_refused_with_both_numbers():
     with pytest.raises(UserError, match=r"a sequence has 101 tokens, a packed micro-batch holds 96 \(of 100"):
         plan_microbatches(np.array([3, 101]), dp=1, packed=True, max_tokens=100, divisible_by=8)
-
-
-def test_mask_of_3_and_2_packed_tokens_hides_the_other_sequence_later_tokens_and_pads():
-    batch = SequenceBatch(np.array([3, 2]), np.arange(5, dtype=np.int32), np.ones(5, dtype=bool))
-    plan = plan_microbatches(batch.lengths, dp=1, packed=True, max_tokens=8, divisible_by=6)
-    rows = build_rows(batch, plan.ranks[0][0], np.ones(5, dtype=bool), "cpu")
-    visible = (~rows.attention_mask()[0, 0]).int()
-    expected = torch.block_diag(torch.ones(3, 3).tril(), torch.ones(2, 2).tril(), torch.ones(1, 1)).int()
-    assert torch.equal(visible, expected)
-    assert rows.position_ids.tolist() == [[0, 1, 2, 0, 1, 0]]
