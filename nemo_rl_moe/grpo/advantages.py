@@ -103,5 +103,5 @@ def _table_advantages(rewards: Tensor, present: Tensor, leave_one_out: bool, nor
         std = (deviation.square().sum(2) / (count - 1).clamp(min=1)).sqrt()
         usable = (count > 1) & (std > RELATIVE_ZERO * above.amax(1, keepdim=True))
         advantage = torch.where(usable, advantage / (std + EPSILON), advantage)
-    alone = present.sum(1, keepdim=True) <= 1
-    return torch.where(present & ~alone, advantage, 0)
+    # A sample alone in its group is the group's lowest and has no others: 0 above it, baseline 0.
+    return torch.where(present, advantage, 0)

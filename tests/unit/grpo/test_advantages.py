@@ -94,6 +94,11 @@ def test_others_that_differ_by_one_float32_rounding_do_not_blow_an_advantage_up(
     assert ours([0.0, 0.1, other, 0.1], [0] * 4, True, True)[0] == pytest.approx(-0.1, rel=1e-6)
 
 
+def test_rewards_of_plus_and_minus_3e38_have_the_largest_float32_as_advantage_and_not_infinity():
+    largest = torch.finfo(torch.float32).max
+    assert ours([3e38, -3e38], [0, 0], True, False) == [largest, -largest]
+
+
 def test_three_small_rewards_next_to_1e5_keep_their_deviation_of_1():
     # The large sample's baseline is the mean of [1, 2, 3] and its std is 1; float32 sums of squares would lose both.
     assert ours([1e5, 1.0, 2.0, 3.0], [0] * 4, True, False)[0] == pytest.approx(1e5 - 2)
