@@ -18,16 +18,38 @@ from nemo_rl_moe.tracking.throughput import throughput
 from nemo_rl_moe.tracking.timers import PhaseTimer
 
 REPOSITORY = Path(__file__).resolve().parents[3]
-CONTRACT = """
-timing/train/total_step_time timing/train/generation timing/train/policy_and_reference_logprobs
-timing/train/policy_training timing/train/weight_sync timing/train/exposed_generation timing/train/reward
-timing/train/data performance/tokens_per_sec_per_gpu performance/policy_training_tokens_per_sec_per_gpu
-performance/policy_and_reference_logprobs_tokens_per_sec_per_gpu performance/generation_tokens_per_sec_per_gpu
-performance/train_flops_per_gpu performance/total_num_tokens train/reward train/loss train/grad_norm train/lr
-train/gen_kl_error train/policy_kl_error train/token_mult_prob_error train/probs_ratio train/approx_entropy
-train/mean_tokens_per_sample train/truncated_fraction train/zero_std_fraction train/trajectory_age_max
-train/weight_version validation/accuracy validation/num_samples
-""".split()
+CONTRACT = [
+    "timing/train/total_step_time",
+    "timing/train/generation",
+    "timing/train/policy_and_reference_logprobs",
+    "timing/train/policy_training",
+    "timing/train/weight_sync",
+    "timing/train/exposed_generation",
+    "timing/train/reward",
+    "timing/train/data",
+    "performance/tokens_per_sec_per_gpu",
+    "performance/policy_training_tokens_per_sec_per_gpu",
+    "performance/policy_and_reference_logprobs_tokens_per_sec_per_gpu",
+    "performance/generation_tokens_per_sec_per_gpu",
+    "performance/train_flops_per_gpu",
+    "performance/total_num_tokens",
+    "train/reward",
+    "train/loss",
+    "train/grad_norm",
+    "train/lr",
+    "train/gen_kl_error",
+    "train/policy_kl_error",
+    "train/token_mult_prob_error",
+    "train/probs_ratio",
+    "train/approx_entropy",
+    "train/mean_tokens_per_sample",
+    "train/truncated_fraction",
+    "train/zero_std_fraction",
+    "train/trajectory_age_max",
+    "train/weight_version",
+    "validation/accuracy",
+    "validation/num_samples",
+]
 
 
 def test_all_30_names_that_users_rely_on_have_a_definition() -> None:
