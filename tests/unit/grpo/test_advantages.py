@@ -142,7 +142,7 @@ finite_float32 = st.floats(width=32, allow_nan=False, allow_infinity=False)
 near_each_other = st.sampled_from([0.1, 0.10000000149011612, 0.10000000894069672, 1.0, 1.0000001192092896, 0.0])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.lists(st.one_of(finite_float32, near_each_other), min_size=1, max_size=12), st.data())
 def test_advantages_are_finite_for_every_float32_reward_vector(rewards, data):
     groups = data.draw(st.lists(st.integers(0, 2), min_size=len(rewards), max_size=len(rewards)))
@@ -153,7 +153,7 @@ def test_advantages_are_finite_for_every_float32_reward_vector(rewards, data):
             assert max(map(abs, found)) <= len(rewards)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.lists(st.sampled_from([0.0, 0.5, 1.0, 2.0]), min_size=2, max_size=10), st.randoms(use_true_random=False))
 def test_reordering_samples_reorders_advantages_and_changes_none_by_more_than_1e_6(rewards, random):
     groups = [i % 2 for i in range(len(rewards))]

@@ -33,7 +33,7 @@ def summed(config: LossConfig, case: Case, parts: list[np.ndarray]) -> tuple[dic
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(data=st.data())
 def test_any_split_of_sequences_adds_up_to_the_same_loss_gradient_and_metrics_to_1e_12(name, data):
     lengths = data.draw(st.lists(st.integers(1, 6), min_size=1, max_size=7))
@@ -47,7 +47,7 @@ def test_any_split_of_sequences_adds_up_to_the_same_loss_gradient_and_metrics_to
     assert split_gradient == pytest.approx(whole_gradient, rel=1e-12, abs=1e-12)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 10_000), data=st.data())
 def test_a_token_mean_may_even_be_split_within_sequences(seed, data):
     case = random_case(seed)
@@ -60,7 +60,7 @@ def test_a_token_mean_may_even_be_split_within_sequences(seed, data):
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(seed=st.integers(0, 10_000), shuffle=st.permutations(range(20)))
 def test_tokens_in_any_order_and_sequences_renumbered_give_the_same_loss_and_gradient(name, seed, shuffle):
     case, rows = random_case(seed), np.array(shuffle)
