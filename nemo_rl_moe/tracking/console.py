@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import sys
 import time
@@ -66,10 +67,7 @@ class RunConsole:
         """Prints what runs, and starts the live line on a terminal."""
         indent = max(len(label) for label, _ in lines) + 2
         for label, text in [*lines, ("", "")]:
-            if self._terminal:
-                self._rich.print(Text(f"{label:<{indent}}", style="bold") + Text(text))
-            else:
-                self._plain(f"{label:<{indent}}{text}".rstrip())
+            self._show(Text(f"{label:<{indent}}", style="bold") + Text(text))
         if self._terminal:
             self._live.start()
 
@@ -81,19 +79,18 @@ class RunConsole:
             self._status.step = self._last_step
             self._status.seconds.append(metrics.get("timing/train/total_step_time", 0.0))
             if self._terminal:
-                self._print_row(step, metrics)
+                self._row(step, metrics)
             else:
-                self._plain(f"step {step}/{self._total}  {plain_numbers(metrics)}")
+                self._show(Text(f"step {step}/{self._total}  {plain_numbers(metrics)}"))
         if "validation/accuracy" in metrics:
             samples = metrics.get("validation/num_samples", math.nan)
-            self._print(
-                f"validation at step {step}: accuracy {metrics['validation/accuracy']:.3f} ({samples:g} samples)",
-                "bold blue",
-            )
+            accuracy = metrics["validation/accuracy"]
+            line = f"validation at step {step}: accuracy {accuracy:.3f} ({samples:g} samples)"
+            self._show(Text(line, style="bold blue"))
 
     def event(self, message: str) -> None:
         """Prints a message; one that begins with `warning: ` stands out."""
-        self._print(message, "yellow" if message.startswith("warning: ") else "")
+        self._show(Text(message, style="yellow" if message.startswith("warning: ") else ""))
 
     def phase(self, name: str | None) -> None:
         """Sets what the live line says the run is doing."""
@@ -107,8 +104,9 @@ class RunConsole:
         minutes, seconds = divmod(round(time.monotonic() - self._began), 60)
         took = f"{minutes} min {seconds} s" if minutes else f"{seconds} s"
         verb = "done" if exit_code == 0 else f"ended with exit code {exit_code}"
-        self._print(f"{verb}: step {self._last_step} of {self._total} after {took}; {self._reward_summary()}", "bold")
-        self._print(f"metrics: {run_dir}/metrics.jsonl", "")
+        summary = f"{verb}: step {self._last_step} of {self._total} after {took}; {self._reward_summary()}"
+        self._show(Text(summary, style="bold"))
+        self._show(Text(f"metrics: {run_dir}/metrics.jsonl"))
 
     def _reward_summary(self) -> str:
         values = [self._rewards[step] for step in sorted(self._rewards)]
@@ -118,16 +116,16 @@ class RunConsole:
         first, last = sum(values[:count]) / count, sum(values[-count:]) / count
         return f"mean reward {first:.3f} in the first {count} step{'s'[: count > 1]}, {last:.3f} in the last {count}"
 
-    def _print_row(self, step: int, metrics: Mapping[str, float]) -> None:
+    def _row(self, step: int, metrics: Mapping[str, float]) -> None:
         if self._rows % _REPEAT_TITLES == 0:
-            self._rich.print(self._titles(), no_wrap=True, overflow="crop")
+            self._show(self._titles(), crop=True)
         self._rows += 1
         line = Text(f"{step:>{len(str(self._total)) + 2}}")
         for _, width, name, decimals in _COLUMNS:
             line.append(f"{number(metrics.get(name), decimals):>{width + 2}}")
         line.append(f"{_tokens_per_second(metrics):>10}")
         line.append(f"{metrics.get('timing/train/total_step_time', math.nan):>8.2f} s  ")
-        self._rich.print(line + _bar(step_split(metrics)), no_wrap=True, overflow="crop")
+        self._show(line + _bar(step_split(metrics)), crop=True)
 
     def _titles(self) -> Text:
         line = Text(f"{'step':>{len(str(self._total)) + 2}}", style="bold")
@@ -138,16 +136,15 @@ class RunConsole:
             line.append(f"{label} ", style=f"not bold {colour}")
         return line
 
-    def _print(self, message: str, style: str) -> None:
-        if self._terminal:
-            self._rich.print(Text(message, style=style))
-        else:
-            self._plain(message)
-
-    def _plain(self, message: str) -> None:
-        # Not through rich, which would wrap the line at 80 columns.
-        self._rich.file.write(message + "\n")
-        self._rich.file.flush()
+    def _show(self, text: Text, *, crop: bool = False) -> None:
+        # A reader that has gone (`| head`, a closed terminal) must not end a run that may have days behind it.
+        with contextlib.suppress(BrokenPipeError):
+            if self._terminal:
+                self._rich.print(text, no_wrap=crop, overflow="crop" if crop else None)
+            else:
+                # Not through rich, which would wrap the line at 80 columns.
+                self._rich.file.write(text.plain.rstrip() + "\n")
+                self._rich.file.flush()
 
 
 def number(value: float | None, decimals: int | None = None) -> str:

@@ -36,7 +36,7 @@ def finished_records(path: Path, wait_s: float = 30.0) -> list[Record]:
     until = time.monotonic() + wait_s
     while time.monotonic() < until:
         found = list(records(path))
-        if found and found[-1].WhichOneof("record_type") == "exit":
+        if any(record.WhichOneof("record_type") == "exit" for record in found):
             return found
         time.sleep(0.05)
     raise AssertionError(f"{path} has no exit record after {wait_s:g} s")
