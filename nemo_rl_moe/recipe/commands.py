@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import os
 import sys
@@ -14,8 +15,8 @@ import yaml
 from nemo_rl_moe.errors import UserError
 from nemo_rl_moe.recipe.compose import FileCache, shown_path
 from nemo_rl_moe.recipe.load import LoadedRecipe, load_recipe
-from nemo_rl_moe.recipe.schema_walk import annotation_at
-from nemo_rl_moe.recipe.source import Node, Problem, RecipeError, Source, dotted, shown, split_dotted
+from nemo_rl_moe.recipe.schema_walk import annotation_at, keys_at
+from nemo_rl_moe.recipe.source import Problem, RecipeError, Source, dotted, shown, split_dotted
 
 _ABSENT = object()
 
@@ -126,7 +127,7 @@ def why(path: Path, overrides: Sequence[str], key: str, *, as_json: bool) -> Non
             current = current[part]
         except (KeyError, IndexError, TypeError):
             if annotation_at(keys) is None:
-                raise UserError(f"{key}: the schema has no such key") from None
+                raise UserError(f"{key}: the schema has no such key{_near(keys)}") from None
             current = None
             break
     history = loaded.why(key)
@@ -138,11 +139,12 @@ def why(path: Path, overrides: Sequence[str], key: str, *, as_json: bool) -> Non
     if not history:
         print("  the schema's default")
     for depth, node in enumerate(history):
-        print(f"  {'set at' if depth == 0 else 'overrode'} {node.source}: {_origin(node)}")
+        print(f"  {'set at' if depth == 0 else 'overrode'} {node.source}: {_brief(node.plain())}")
 
 
-def _origin(node: Node) -> str:
-    return _brief(node.plain())
+def _near(path: tuple[str | int, ...]) -> str:
+    match = difflib.get_close_matches(str(path[-1]), keys_at(path[:-1]) or [], 1)
+    return f"; did you mean {dotted((*path[:-1], match[0]))}?" if match else ""
 
 
 def _brief(value: Any) -> str:
@@ -174,7 +176,7 @@ def _side(value: Any) -> str:
 
 
 def flatten(data: Any, path: tuple[str | int, ...] = ()) -> dict[str, Any]:
-    """Dotted keys to scalars, lists and empty maps."""
-    if isinstance(data, dict) and data:
+    """Dotted keys to scalars and lists; an empty map has none."""
+    if isinstance(data, dict):
         return {key: value for name, item in data.items() for key, value in flatten(item, (*path, name)).items()}
     return {dotted(path): data}

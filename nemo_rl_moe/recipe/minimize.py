@@ -48,7 +48,8 @@ def _walk(own: Node, inherited: Node, node: yaml.Node, path: tuple[str, ...], fo
             continue
         if _same(item, base):
             found.append(Redundant((*path, key), key_node.start_mark.line + 1, _last_line(value_node), item.plain()))
-        else:
+        elif not value_node.flow_style:
+            # A map in braces shares its line with other keys, so it goes as a whole or stays.
             _walk(item, base, value_node, (*path, key), found)
 
 
@@ -102,6 +103,10 @@ def _without_empty_maps(lines: list[str]) -> list[str]:
     return lines
 
 
+def _brief(value: Any) -> str:
+    return f"a map of {len(value)} keys" if isinstance(value, dict) else shown(value)
+
+
 def minimize_command(path: Path, *, check: bool, as_json: bool) -> bool:
     """Prints the minimized file, or with `check` the keys that could go; returns False when a check finds some."""
     text, redundant = minimized(path)
@@ -111,7 +116,7 @@ def minimize_command(path: Path, *, check: bool, as_json: bool) -> bool:
     elif check:
         for item in redundant:
             print(
-                f"{shown_path(path)}:{item.first_line}: {dotted(item.path)}: {shown(item.value)} is inherited already"
+                f"{shown_path(path)}:{item.first_line}: {dotted(item.path)}: {_brief(item.value)} is inherited already"
             )
     else:
         print(text, end="")

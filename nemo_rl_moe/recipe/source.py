@@ -114,16 +114,26 @@ def leaves(node: Node, path: Path = ()) -> Iterator[tuple[Path, Node]]:
 def chain(root: Node, path: Path) -> list[Node]:
     """Every node that has ever stood at the path, newest first: the value, what it overrode, and so on.
 
-    A null or another value that replaced a whole map above the path is part of the chain of each key in it.
+    A null or another value that replaced a whole map above the path is part of the chain of each key in it. A base that
+    two parents share stands once for each of them, unless the two would follow one another.
     """
+    entries = _chain(root, path)
+    return [
+        e
+        for i, e in enumerate(entries)
+        if i == 0 or (e.source, e.value) != (entries[i - 1].source, entries[i - 1].value)
+    ]
+
+
+def _chain(root: Node, path: Path) -> list[Node]:
     if not path:
-        return [root, *(chain(root.overrode, ()) if root.overrode else [])]
+        return [root, *(_chain(root.overrode, ()) if root.overrode else [])]
     found = child(root, path[0])
-    entries = chain(found, path[1:]) if found is not None else []
+    entries = _chain(found, path[1:]) if found is not None else []
     if not isinstance(root.value, dict | list):
         entries = [root]
     if root.overrode is not None:
-        entries += chain(root.overrode, path)
+        entries += _chain(root.overrode, path)
     return entries
 
 
