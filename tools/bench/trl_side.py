@@ -60,19 +60,20 @@ class TimedTrainer(GRPOTrainer):
 
 
 class StepClock(TrainerCallback):
-    """Seconds from the end of one step to the end of the next: nothing of a step is left out."""
+    """Seconds, wall and CPU, from the end of one step to the end of the next: nothing of a step is left out."""
 
     def __init__(self) -> None:
         self.trainer: TimedTrainer | None = None
         self.steps: list[dict[str, float]] = []
-        self._last: float | None = None
+        self._last: tuple[float, float] | None = None
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        now = time.perf_counter()
+        now, processor = time.perf_counter(), time.process_time()
         assert self.trainer is not None
         if self._last is not None:
-            self.steps.append({"step": now - self._last, **self.trainer.spent})
-        self._last = now
+            wall, cpu = now - self._last[0], processor - self._last[1]
+            self.steps.append({"step": wall, "cpu": cpu, **self.trainer.spent})
+        self._last = now, processor
         self.trainer.spent.clear()
 
 

@@ -1,0 +1,226 @@
+#!/usr/bin/env python3
+"""The speed of everything, side by side: one table with the machine, conditions, medians and spread.
+
+    python tools/bench_loop.py [--parts train-step,trl-fixed,trl-varied,overhead,generation,refit] [--write]
+
+Each measurement runs in a process of its own, one after the other. Nothing here is a timed test: the table says which
+goals were met on this machine, and the load of the machine beside each. `--write` puts it into docs/benchmarks.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(REPOSITORY))
+
+from tools.bench import our_side, report, trl_environment, workloads  # noqa: E402
+from tools.bench.child import run_child  # noqa: E402
+from tools.bench.report import Row, spread  # noqa: E402
+from tools.bench.workloads import Workload  # noqa: E402
+
+MAIN_RECIPE = REPOSITORY / "examples/configs/recipes/llm/grpo-tiny-moe-cpu.yaml"
+ROOT = REPOSITORY / ".build/bench"
+WARMUP = 3
+
+
+class Bench:
+    """Runs parts and collects rows and notes.
+
+    Args:
+        scale: steps of a full measurement are multiplied by it.
+    """
+
+    def __init__(self, scale: float) -> None:
+        self.rows: list[Row] = []
+        self.notes: list[str] = []
+        self._scale = scale
+
+    def steps(self, full: int) -> int:
+        """Steps to measure."""
+        return max(3, round(full * self._scale))
+
+    def train_step(self) -> None:
+        """Our train step against a bare megatron-core loop."""
+        for workload, threads in ((workloads.FIXED, 1), (workloads.FIXED, 2), (workloads.VARIED, 2)):
+            load = report.load_average()
+            command = [sys.executable, "-m", "tools.bench.train_step", f"--workload={workload.name}"]
+            command += [f"--threads={threads}", f"--rounds={self.steps(20)}", f"--root={ROOT}"]
+            seconds = run_child(command, threads=threads, name="train step")["seconds"]
+            ours, bare = seconds["ours"], seconds["bare"]
+            self._add(
+                f"train step, {_shape(workload)} (all of the full length), {_threads(threads)}, against bare megatron-core",
+                spread(ours, "s"),
+                spread(bare, "s"),
+                statistics.median(bare) / statistics.median(ours),
+                0.95,
+                load,
+            )
+
+    def trl_fixed(self) -> None:
+        """The whole loop against TRL: tiny model, all responses of 32 tokens."""
+        for threads in (2, 1):
+            self._against_trl(workloads.FIXED, threads, goal=1.0, steps=30)
+
+    def trl_varied(self) -> None:
+        """The whole loop against TRL: 20M parameters, responses of 8 to 256 tokens."""
+        for workload in (workloads.VARIED, workloads.VARIED_LONG):
+            self._against_trl(workload, 2, goal=2.0, steps=8)
+
+    def overhead(self) -> None:
+        """Share of a steady step of the main recipe that is none of the four things a step is for."""
+        load = report.load_average()
+        with tempfile.TemporaryDirectory(prefix="bench-main-") as temporary:
+            log_dir = Path(temporary) / MAIN_RECIPE.stem
+            settings = {"logger.log_dir": log_dir, "grpo.val_period": 0, "grpo.max_num_steps": WARMUP + self.steps(30)}
+            our_side.run_recipe_file(MAIN_RECIPE, [f"{key}={value}" for key, value in settings.items()])
+            steps = our_side.read_steps(log_dir / "metrics.jsonl", WARMUP)
+        share = our_side.share_of_other(steps)
+        self.rows.append(
+            Row(
+                "main recipe: share of a step that is neither generation, log-probabilities, training nor refit",
+                spread([100 * s for s in share], "%", 2),
+                "",
+                statistics.median(share),
+                0.05,
+                False,
+                load,
+            )
+        )
+
+    def generation(self) -> None:
+        """Our generation worker against a bare vllm.LLM."""
+        self._external("bench_generation.py")
+
+    def refit(self) -> None:
+        """Weights from the trainer's parameters to the receiver's buffer."""
+        self._external("bench_refit.py")
+
+    def _external(self, script: str) -> None:
+        load = report.load_average()
+        result = run_child([sys.executable, str(REPOSITORY / "tools" / script)], threads=1, name=script)
+        for row in result["rows"]:
+            self.rows.append(Row(**row, load=load))
+        self.notes += result.get("notes", [])
+
+    def _against_trl(self, workload: Workload, threads: int, *, goal: float, steps: int) -> None:
+        """Takes turns, two runs of each side, so that a slow minute of the machine hits both."""
+        folder = workloads.make(workload, ROOT)
+        python = trl_environment.ensure(REPOSITORY / ".build/trl-venv")
+        load, count = report.load_average(), self.steps(steps)
+        experts = self._best_experts(python, folder, workload, threads)
+        sides: dict[str, list[dict[str, Any]]] = {"ours": [], "trl": []}
+        for _ in range(2):
+            sides["ours"].append(our_side.run_loop(folder, workload, threads=threads, steps=count, warmup=WARMUP))
+            sides["trl"].append(
+                trl_environment.run_trainer(
+                    python, folder, workload, threads=threads, steps=count, warmup=WARMUP, experts=experts
+                )
+            )
+        ours = [step for run in sides["ours"] for step in run["steps"]]
+        trl = [step for run in sides["trl"] for step in run["steps"]]
+        ours_s, trl_s = [s["total_step_time"] for s in ours], [s["step"] for s in trl]
+        what = f"whole step, {_shape(workload)}, {_threads(threads)}, against TRL"
+        ratio = statistics.median(trl_s) / statistics.median(ours_s)
+        self._add(what, spread(ours_s, "s"), spread(trl_s, "s"), ratio, goal, load)
+        ours_rate, trl_rate = (workload.samples / statistics.median(seconds) for seconds in (ours_s, trl_s))
+        self.notes.append(
+            f"{what}: ours {ours_rate:.1f} samples/s ({_shares_of_ours(ours)}), "
+            f"TRL {trl_rate:.1f} samples/s ({_shares_of_trl(trl)}; {experts} experts)"
+        )
+        for name, runs in sides.items():
+            lengths = [n for run in runs for n in run["response_lengths"]]
+            self.notes.append(f"{what}: response tokens of {name}: {report.lengths_text(lengths)}")
+
+    def _best_experts(self, python: Path, folder: Path, workload: Workload, threads: int) -> str:
+        """TRL runs with whichever expert kernel of transformers is fastest here."""
+        medians = {}
+        for experts in ("grouped_mm", "eager"):
+            result = trl_environment.run_trainer(
+                python, folder, workload, threads=threads, steps=3, warmup=2, experts=experts
+            )
+            # Per token, because two short runs may draw responses of different lengths.
+            tokens = sum(result["response_lengths"]) / len(result["steps"])
+            medians[experts] = statistics.median(s["step"] for s in result["steps"]) / tokens
+        return min(medians, key=medians.__getitem__)
+
+    def _add(self, what: str, ours: str, reference: str, ratio: float, goal: float, load: float) -> None:
+        self.rows.append(Row(what, ours, reference, ratio, goal, True, load))
+
+
+def _threads(count: int) -> str:
+    return "1 thread" if count == 1 else f"{count} threads"
+
+
+def _shape(workload: Workload) -> str:
+    size = workloads.parameters(workloads.make(workload, ROOT)) / 1e6
+    return (
+        f"{size:.2g}M-parameter Qwen3-MoE, {workload.num_prompts} prompts of {workload.prompt_tokens} tokens x "
+        f"{workload.group_size} responses of "
+        + (
+            f"{workload.min_response_tokens} to {workload.max_new_tokens} tokens"
+            if workload.end_probability
+            else f"{workload.max_new_tokens} tokens"
+        )
+    )
+
+
+def _shares_of_ours(steps: list[dict[str, float]]) -> str:
+    names = {
+        "generation": "generation",
+        "policy_and_reference_logprobs": "reference",
+        "policy_training": "training",
+        "weight_sync": "refit",
+    }
+    total = sum(s["total_step_time"] for s in steps)
+    return ", ".join(f"{label} {100 * sum(s[name] for s in steps) / total:.0f} %" for name, label in names.items())
+
+
+def _shares_of_trl(steps: list[dict[str, float]]) -> str:
+    total = sum(s["step"] for s in steps)
+    shares = {name: sum(s[name] for s in steps) / total for name in ("generation", "reference")}
+    # Forward, backward and the optimizer: the rest of the step apart from rewards and logging, which are small.
+    scored = sum(s["sampling_and_scoring"] for s in steps) / total
+    return ", ".join(f"{name} {100 * share:.0f} %" for name, share in {**shares, "training": 1 - scored}.items())
+
+
+PARTS: dict[str, Callable[[Bench], None]] = {
+    "train-step": Bench.train_step,
+    "trl-fixed": Bench.trl_fixed,
+    "trl-varied": Bench.trl_varied,
+    "overhead": Bench.overhead,
+    "generation": Bench.generation,
+    "refit": Bench.refit,
+}
+
+
+def main() -> int:
+    """Command line. Returns 1 when a goal was missed, so that a script can tell."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--parts", default=",".join(PARTS), help="comma-separated; default: all")
+    parser.add_argument("--scale", type=float, default=1.0, help="share of the full number of steps")
+    parser.add_argument("--write", action="store_true", help="put the table into docs/benchmarks.md")
+    args = parser.parse_args()
+    wanted = args.parts.split(",")
+    unknown = [name for name in wanted if name not in PARTS]
+    if unknown:
+        parser.error(f"--parts: {', '.join(unknown)}; expected some of {', '.join(PARTS)}")
+    bench = Bench(args.scale)
+    for name in wanted:
+        print(f"measuring {name} (load {report.load_average():.1f})", file=sys.stderr, flush=True)
+        PARTS[name](bench)
+    table = report.markdown(bench.rows, bench.notes)
+    print(table)
+    if args.write:
+        report.write_into(REPOSITORY / "docs/benchmarks.md", table)
+    return 0 if all(row.met for row in bench.rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
