@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from nemo_rl_moe.errors import UserError
 from nemo_rl_moe.recipe.compose import OVERRIDE, Composed, compose, shown_path
 from nemo_rl_moe.recipe.source import Node, dotted, shown
 
@@ -25,10 +26,18 @@ class Redundant:
 
 
 def redundant_keys(composed: Composed, path: Path) -> list[Redundant]:
-    """Keys of the file whose removal leaves the composed recipe as it is, outermost first."""
+    """Keys of the file whose removal leaves the composed recipe as it is, outermost first.
+
+    Raises:
+        UserError: the file uses YAML aliases.
+    """
     if composed.inherited is None:
         return []
-    root = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
+    text = path.read_text(encoding="utf-8")
+    if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=yaml.SafeLoader)):
+        # An alias stands for lines elsewhere in the file; taking those out would change both places.
+        raise UserError(f"{shown_path(path)}: uses YAML aliases, which cannot be minimized line by line")
+    root = yaml.compose(text, Loader=yaml.SafeLoader)
     found: list[Redundant] = []
     _walk(composed.own, composed.inherited, root, (), found)
     return found
@@ -36,6 +45,9 @@ def redundant_keys(composed: Composed, path: Path) -> list[Redundant]:
 
 def _walk(own: Node, inherited: Node, node: yaml.Node, path: tuple[str, ...], found: list[Redundant]) -> None:
     if not isinstance(own.value, dict) or not isinstance(inherited.value, dict):
+        return
+    if not isinstance(node, yaml.MappingNode) or node.flow_style:
+        # A map in braces shares its line with other keys, so it goes as a whole or stays.
         return
     marker = own.value.get(OVERRIDE)
     if marker is not None and marker.value is True:
@@ -48,8 +60,7 @@ def _walk(own: Node, inherited: Node, node: yaml.Node, path: tuple[str, ...], fo
             continue
         if _same(item, base):
             found.append(Redundant((*path, key), key_node.start_mark.line + 1, _last_line(value_node), item.plain()))
-        elif not value_node.flow_style:
-            # A map in braces shares its line with other keys, so it goes as a whole or stays.
+        else:
             _walk(item, base, value_node, (*path, key), found)
 
 

@@ -10,6 +10,7 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from nemo_rl_moe.errors import UserError
 from nemo_rl_moe.recipe.compose import FileCache, compose
 from nemo_rl_moe.recipe.load import load_recipe
 from nemo_rl_moe.recipe.minimize import minimized, redundant_keys
@@ -154,3 +155,10 @@ def test_minimize_keeps_a_map_that_drops_the_inherited_one(tmp_path):
 def test_recipe_without_parents_has_nothing_to_minimize():
     base = TINY.parents[2] / "grpo_moe_cpu.yaml"
     assert redundant_keys(compose(base), base) == []
+
+
+def test_recipe_with_an_alias_is_not_minimized(tmp_path):
+    write(tmp_path, "top.yaml", "a: {x: 1}\n")
+    path = write(tmp_path, "bottom.yaml", "defaults: top.yaml\na: &a {x: 1}\nb: *a\n")
+    with pytest.raises(UserError, match="uses YAML aliases"):
+        minimized(path)
