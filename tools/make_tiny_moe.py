@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Makes the tiny Qwen3-MoE that the CPU recipes train: a real Hugging Face checkpoint of 0.3 million parameters.
 
-    python tools/make_tiny_moe.py [--out models/tiny-moe-cpu] [--warmup-steps 500]
+    python tools/make_tiny_moe.py [--out models/tiny-moe-cpu] [--seed 0] [--warmup-steps 300]
 
 The model has a config, float32 safetensors and a byte-level BPE tokenizer of its own, made here from a fixed seed. A
 random model never answers anything right, so reinforcement learning would have nothing to reinforce. A short
@@ -23,12 +23,12 @@ import tempfile
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import reasoning_gym
-import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast, Qwen3MoeConfig, Qwen3MoeForCausalLM
+# The libraries are imported where they are used: a call that finds the model there answers at once.
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedTokenizerFast, Qwen3MoeForCausalLM
 
 STAMP = "tiny_moe.json"
 PAD, END, START = "<|pad|>", "<|im_end|>", "<|im_start|>"
@@ -80,6 +80,10 @@ class Settings:
 
 def make_tokenizer(settings: Settings) -> PreTrainedTokenizerFast:
     """Byte-level BPE trained on reasoning-gym questions; every digit is a token of its own."""
+    import reasoning_gym
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
@@ -110,6 +114,9 @@ def make_tokenizer(settings: Settings) -> PreTrainedTokenizerFast:
 
 def make_model(settings: Settings, tokenizer: PreTrainedTokenizerFast) -> Qwen3MoeForCausalLM:
     """A float32 Qwen3-MoE with untied embeddings, initialised from the seed."""
+    import torch
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
     torch.manual_seed(settings.seed)
     config = Qwen3MoeConfig(
         vocab_size=settings.vocab_size,
@@ -139,6 +146,8 @@ def make_model(settings: Settings, tokenizer: PreTrainedTokenizerFast) -> Qwen3M
 
 def warmup_examples(settings: Settings, tokenizer: PreTrainedTokenizerFast) -> list[tuple[list[int], list[int]]]:
     """Prompt and answer ids of every distinct problem among 3000 rows of the task, in a fixed order."""
+    import reasoning_gym
+
     # Far from the seeds that recipes use: reasoning-gym draws row i from seed + i.
     dataset = reasoning_gym.create_dataset(settings.task, size=3000, seed=10_000_000, **settings.task_config)
     answers = {row["question"]: row["answer"] for row in dataset}
@@ -154,6 +163,8 @@ def warmup_examples(settings: Settings, tokenizer: PreTrainedTokenizerFast) -> l
 
 def collate(examples: list[tuple[list[int], list[int]]], pad_id: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Token ids and labels, int64 [examples, longest]; the label is -100 wherever there is no answer token."""
+    import torch
+
     width = max(len(prompt) + len(answer) for prompt, answer in examples)
     ids = torch.full((len(examples), width), pad_id)
     labels = torch.full((len(examples), width), -100)
@@ -166,6 +177,8 @@ def collate(examples: list[tuple[list[int], list[int]]], pad_id: int) -> tuple[t
 
 def warm_up(model: Qwen3MoeForCausalLM, settings: Settings, tokenizer: PreTrainedTokenizerFast) -> list[float]:
     """Next-token training on the answers. Returns the loss of each step in nats per answer token."""
+    import torch
+
     examples = warmup_examples(settings, tokenizer)
     rng = random.Random(settings.seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, weight_decay=0.0)
@@ -202,6 +215,10 @@ def make(out: Path, settings: Settings) -> bool:
     """
     if up_to_date(out, settings):
         return False
+    import torch
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
     out.parent.mkdir(parents=True, exist_ok=True)
     threads = torch.get_num_threads()
     # One thread: the sums' order, and so the bits of the result, must not depend on the number of cores.

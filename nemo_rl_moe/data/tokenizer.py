@@ -51,6 +51,8 @@ def _set_pad_token(tokenizer: PreTrainedTokenizerBase, token: str) -> None:
 
 def _load_message(key: str, name: str, error: Exception) -> str:
     cause = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    if "custom code" in cause:
+        return f"{key}: {name!r} brings code of its own; set policy.trust_remote_code to true to let it run"
     if Path(name).is_dir():
         return f"{key}: the folder {name!r} holds no tokenizer that transformers can load ({cause})"
     return (
