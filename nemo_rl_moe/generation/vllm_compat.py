@@ -15,6 +15,7 @@ MINIMUM_VERSION = (0, 24)
 # before the second (None: not fixed).
 _CPU_RELOAD_VERSIONS: tuple[tuple[int, int], tuple[int, int] | None] = ((0, 24), None)
 _DEFAULT_CPU_KV_CACHE_BYTES = 256 << 20
+_CPU_BLOCK_TOKENS = 32
 
 
 def vllm_version() -> tuple[int, int]:
@@ -61,6 +62,9 @@ def engine_arguments(recipe: Recipe, index: int) -> dict[str, Any]:
     }
     if on_cpu:
         arguments["kv_cache_memory_bytes"] = cfg.kv_cache_memory_bytes or _DEFAULT_CPU_KV_CACHE_BYTES
+        # Smallest block of vLLM's CPU attention (its default is 128). Responses to one prompt share its whole blocks;
+        # with 128 the prompts of a tiny model would share nothing and be computed once for each response.
+        arguments["block_size"] = _CPU_BLOCK_TOKENS
         # After a part of a prompt vLLM winds a seeded request's generator back, which CPU generators cannot do: it
         # raises "CPU Generator does not use offset" (seen with 0.32). Whole prompts never need it.
         arguments["enable_chunked_prefill"] = False
@@ -97,7 +101,7 @@ def reset_moe_kernels(model: torch.nn.Module) -> None:
     log-probability is wrong. GPU kernels must keep theirs: CUDA graphs hold its addresses.
     """
     for module in model.modules():
-        method = getattr(module, "quant_method", None)
+        method: Any = getattr(module, "quant_method", None)
         if getattr(method, "moe_kernel", None) is not None:
             method.moe_kernel = None
 

@@ -5,6 +5,7 @@ A plain class; `cluster.WorkerGroup` hosts it in a Ray actor, tests use it direc
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import itertools
 import time
@@ -97,7 +98,8 @@ class VllmWorker:
             for j in range(spec.n)
         ]
         requests = [{"prompt_token_ids": tokens} for tokens in prompts for _ in range(spec.n)]
-        outputs = self._llm.generate(requests, self._sampling_params(spec, seeds), use_tqdm=False)
+        with _collector_paused():
+            outputs = self._llm.generate(requests, self._sampling_params(spec, seeds), use_tqdm=False)
         return _to_completions([output.outputs[0] for output in outputs], self._version)
 
     def update_weights(self, path: str, layout: list, digest: str, version: int) -> dict[str, float]:
@@ -127,13 +129,21 @@ class VllmWorker:
             self._llm.finish_weight_update(str(version))
         with self._phase(version, "reset_prefix_cache"):
             # Cached keys and values are those of the old weights; vLLM does not drop them by itself.
-            if not self._llm.reset_prefix_cache():
-                raise RuntimeError("vLLM refused to reset its prefix cache")
+            self.reset_prefix_cache()
         if self._llm.get_weight_version() != str(version):
             self._failure = f"vLLM reports weight version {self._llm.get_weight_version()} after an update to {version}"
             self._check_usable()
         self._version = version
         return {"seconds": time.perf_counter() - started}
+
+    def reset_prefix_cache(self) -> None:
+        """Forgets all cached keys and values.
+
+        Raises:
+            RuntimeError: vLLM refused, because requests are still running.
+        """
+        if not self._llm.reset_prefix_cache():
+            raise RuntimeError("vLLM refused to reset its prefix cache")
 
     def sleep(self) -> None:
         """Gives the GPU's memory back while the trainer works: weights and cache are dropped (level 2).
@@ -194,8 +204,22 @@ class VllmWorker:
             "stop": generation.stop_strings,
             # Only a search for stop strings needs text.
             "detokenize": bool(generation.stop_strings),
+            # Each request has its own object, so vLLM need not copy it deeply.
+            "skip_clone": True,
         }
         return [SamplingParams(seed=seed, **common) for seed in seeds]
+
+
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """vLLM makes many objects for each token and hardly a cycle; looking for some took 3 to 5 % of the time."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def sample_seed(seed: int, prompt_id: int, sample: int) -> int:

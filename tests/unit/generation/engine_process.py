@@ -49,6 +49,14 @@ def _set_cpu_workarounds(enabled: bool) -> None:
     host_engine.cpu_reload_needs_help = real if enabled else lambda device, version: False
 
 
+def _set_prefix_cache_reset(name: str, enabled: bool) -> None:
+    worker = _workers[name]
+    if enabled:
+        del worker.reset_prefix_cache
+    else:
+        worker.reset_prefix_cache = lambda: None
+
+
 class EngineProcess:
     """One child process that holds generation workers by name."""
 
@@ -68,6 +76,10 @@ class EngineProcess:
     def set_cpu_workarounds(self, enabled: bool) -> None:
         """Switches the workarounds for reloads on CPU, in all engines of the process."""
         self._pool.submit(_set_cpu_workarounds, enabled).result(timeout=_CALL_TIMEOUT_S)
+
+    def set_prefix_cache_reset(self, name: str, enabled: bool) -> None:
+        """Switches the reset of a worker's prefix cache after its updates."""
+        self._pool.submit(_set_prefix_cache_reset, name, enabled).result(timeout=_CALL_TIMEOUT_S)
 
     def close(self) -> None:
         """Ends the process."""

@@ -79,16 +79,33 @@ def test_a_reload_after_a_reload_of_the_same_weights_changes_no_draw(engine: Eng
     assert np.array_equal(before.logprobs, after.logprobs)
 
 
-def test_cached_prefixes_of_old_weights_are_not_used_after_an_update(engine: Engine) -> None:
-    # 96 shared tokens fill whole cache blocks, so without a reset the second round would start from old keys.
+def prompts_with_shared_prefix() -> list[list[int]]:
+    """8 prompts that begin with the same 96 tokens, three whole cache blocks."""
     shared = random_prompts(1, seed=27, shortest=96, longest=96)[0]
-    prompts = [shared + tail for tail in random_prompts(8, seed=28, shortest=4, longest=8)]
+    return [shared + tail for tail in random_prompts(8, seed=28, shortest=4, longest=8)]
+
+
+def test_cached_prefixes_of_old_weights_are_not_used_after_an_update(engine: Engine) -> None:
+    prompts = prompts_with_shared_prefix()
     for seed in (29, 30):
         model = make_model("moe", seed)
         engine.refit(model)
         for _ in range(2):
             completions = engine.generate(prompts, SPEC)
             assert worst_logprob_error(model, prompts, completions, SPEC) <= TOLERANCE
+
+
+def test_without_the_reset_of_the_prefix_cache_logprobs_are_off_by_more_than_1(engine: Engine) -> None:
+    """Without this the test above could pass because nothing was cached."""
+    prompts, model = prompts_with_shared_prefix(), make_model("moe", 29)
+    engine.generate(prompts, SPEC)
+    engine.process.set_prefix_cache_reset(engine.name, False)
+    try:
+        engine.refit(model)
+        assert worst_logprob_error(model, prompts, engine.generate(prompts, SPEC), SPEC) > WRONG_WEIGHTS
+    finally:
+        engine.process.set_prefix_cache_reset(engine.name, True)
+        engine.process.call(engine.name, "reset_prefix_cache")
 
 
 def test_fused_expert_tensors_of_transformers_load_as_well_as_one_by_one(engine: Engine) -> None:
