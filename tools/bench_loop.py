@@ -55,7 +55,7 @@ class Bench:
             seconds = run_child(command, threads=threads, name="train step")["seconds"]
             ours, bare = seconds["ours"], seconds["bare"]
             self._add(
-                f"train step, {_shape(workload)} (all of the full length), {_threads(threads)}, against bare megatron-core",
+                f"train step, {_shape(workload)} (all of full length), {_threads(threads)}, against bare megatron-core",
                 spread(ours, "s"),
                 spread(bare, "s"),
                 statistics.median(bare) / statistics.median(ours),
@@ -96,18 +96,25 @@ class Bench:
 
     def generation(self) -> None:
         """Our generation worker against a bare vllm.LLM."""
-        self._external("bench_generation.py")
-
-    def refit(self) -> None:
-        """Weights from the trainer's parameters to the receiver's buffer."""
-        self._external("bench_refit.py")
-
-    def _external(self, script: str) -> None:
-        load = report.load_average()
-        result = run_child([sys.executable, str(REPOSITORY / "tools" / script)], threads=1, name=script)
-        for row in result["rows"]:
-            self.rows.append(Row(**row, load=load))
-        self.notes += result.get("notes", [])
+        for workload, threads, rounds in ((workloads.FIXED, 2, 15), (workloads.VARIED, 2, 4)):
+            workloads.make(workload, ROOT)
+            load = report.load_average()
+            command = [sys.executable, str(REPOSITORY / "tools/bench_generation.py"), "--json"]
+            command += [f"--workload={workload.name}", f"--threads={threads}", f"--rounds={self.steps(rounds)}"]
+            results = run_child(command, threads=threads, name="generation")["results"]
+            self._add(
+                f"generation, {_shape(workload)}, {_threads(threads)}, against bare vllm.LLM",
+                _rate(results["ours"]),
+                _rate(results["bare"]),
+                results["ours"]["ratio_to_bare"],
+                0.95,
+                load,
+            )
+            logprobs = results["bare+logprobs"]
+            self.notes.append(
+                f"generation, {workload.name}: bare vllm.LLM that also returns log-probabilities, as ours does: "
+                f"{_rate(logprobs)}, {logprobs['ratio_to_bare']:.2f} of bare"
+            )
 
     def _against_trl(self, workload: Workload, threads: int, *, goal: float, steps: int) -> None:
         """Takes turns, two runs of each side, so that a slow minute of the machine hits both."""
@@ -154,6 +161,10 @@ class Bench:
         self.rows.append(Row(what, ours, reference, ratio, goal, True, load))
 
 
+def _rate(result: dict[str, float]) -> str:
+    return f"{result['tokens_per_s']:.0f} tokens/s ({result['least']:.0f}-{result['most']:.0f})"
+
+
 def _threads(count: int) -> str:
     return "1 thread" if count == 1 else f"{count} threads"
 
@@ -196,7 +207,6 @@ PARTS: dict[str, Callable[[Bench], None]] = {
     "trl-varied": Bench.trl_varied,
     "overhead": Bench.overhead,
     "generation": Bench.generation,
-    "refit": Bench.refit,
 }
 
 

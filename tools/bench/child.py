@@ -8,13 +8,12 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-MARK = "BENCH "
 _LIMIT_S = 1800
 _REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 def run_child(command: list[str], *, threads: int, name: str) -> dict[str, Any]:
-    """Runs a benchmark process and returns the JSON of its last `BENCH` line.
+    """Runs a benchmark process and returns the JSON object that it prints as its last line of this kind.
 
     Raises:
         RuntimeError: it failed, with the end of what it printed.
@@ -30,7 +29,7 @@ def run_child(command: list[str], *, threads: int, name: str) -> dict[str, Any]:
         "PYTHONPATH": str(_REPOSITORY),
     }
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=_LIMIT_S, check=False)
-    found = [line for line in done.stdout.splitlines() if line.startswith(MARK)]
+    found = [line for line in done.stdout.splitlines() if line.startswith("{")]
     if done.returncode or not found:
         raise RuntimeError(f"{name} ended with {done.returncode}:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
-    return json.loads(found[-1].removeprefix(MARK))
+    return json.loads(found[-1])

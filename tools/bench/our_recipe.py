@@ -21,7 +21,6 @@ def plain_recipe(
         threads: CPU threads of the trainer and of the generator, which take turns.
     """
     longest = workload.prompt_tokens + workload.max_new_tokens
-    row = max(longest, 1024)
     return {
         "policy": {
             "model_name": str((folder / "model").resolve()),

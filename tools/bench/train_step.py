@@ -236,7 +236,7 @@ def main() -> None:
     bare = BareLoop(workload, rows)
     batch = equal_lengths_batch(workload)
     seconds = take_turns({"ours": lambda: policy.train(batch), "bare": lambda: bare.train(batch)}, args.rounds)
-    print("BENCH " + json.dumps({"threads": args.threads, "rows": rows, "seconds": seconds}))
+    print(json.dumps({"threads": args.threads, "rows": rows, "seconds": seconds}))
 
 
 if __name__ == "__main__":

@@ -150,18 +150,14 @@ def main() -> None:
     # The first step has no end of a step before it.
     steps = clock.steps[max(0, args.warmup - 1) :]
     samples = workload["num_prompts"] * workload["group_size"]
-    print(
-        "BENCH "
-        + json.dumps(
-            {
-                "versions": {m.__name__: m.__version__ for m in (trl, transformers, torch)},
-                "threads": args.threads,
-                "samples_per_step": samples,
-                "steps": steps,
-                "response_lengths": trainer.response_lengths[args.warmup * samples :],
-            }
-        )
-    )
+    result = {
+        "versions": {m.__name__: m.__version__ for m in (trl, transformers, torch)},
+        "threads": args.threads,
+        "samples_per_step": samples,
+        "steps": steps,
+        "response_lengths": trainer.response_lengths[args.warmup * samples :],
+    }
+    print(json.dumps(result))
 
 
 if __name__ == "__main__":
