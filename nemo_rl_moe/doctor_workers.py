@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import socket
+
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -9,11 +12,15 @@ from nemo_rl_moe.doctor import Check, compare_with_driver
 from nemo_rl_moe.tracking.manifest import versions
 
 _ANSWER_S = 60.0
+_CONNECT_S = 5.0
 
 
 def check_workers() -> list[Check]:
     """Versions on every living node of the Ray cluster against the driver's. Connects to the cluster that is up."""
+    address = os.environ.get("RAY_ADDRESS", "")
     connected = ray.is_initialized()
+    if not connected and (silence := _silence(address)):
+        return [Check("workers", "Ray cluster", "wrong", silence, "an answer", "start Ray there, or unset RAY_ADDRESS")]
     try:
         if not connected:
             ray.init(address="auto", log_to_driver=False, logging_level="error")
@@ -27,6 +34,18 @@ def check_workers() -> list[Check]:
     finally:
         if not connected and ray.is_initialized():
             ray.shutdown()
+
+
+def _silence(address: str) -> str | None:
+    """Why nothing answers at a `host:port`; Ray itself would try for minutes before it said so."""
+    host, colon, port = address.rpartition(":")
+    if not colon or not port.isdigit() or "/" in host:
+        return None
+    try:
+        socket.create_connection((host, int(port)), timeout=_CONNECT_S).close()
+    except OSError as error:
+        return f"RAY_ADDRESS={address}: {error.strerror or error}"
+    return None
 
 
 def _check_node(node_id: str, name: str) -> list[Check]:

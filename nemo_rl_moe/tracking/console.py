@@ -29,8 +29,8 @@ _SUMMARY_STEPS = 10
 # Title, width, metric and decimals of each number; None shows significant digits, for what may be of any size.
 _COLUMNS = (
     ("reward", 8, "train/reward", 3),
-    ("loss", 10, "train/loss", None),
-    ("grad norm", 10, "train/grad_norm", None),
+    ("loss", 9, "train/loss", None),
+    ("grad norm", 9, "train/grad_norm", None),
     ("gen KL err", 10, "train/gen_kl_error", None),
 )
 
@@ -125,14 +125,15 @@ class RunConsole:
             line.append(f"{number(metrics.get(name), decimals):>{width + 2}}")
         line.append(f"{_tokens_per_second(metrics):>10}")
         line.append(f"{metrics.get('timing/train/total_step_time', math.nan):>8.2f} s  ")
-        self._show(line + _bar(step_split(metrics)), crop=True)
+        cells = max(0, min(_BAR_CELLS, self._rich.width - line.cell_len))
+        self._show(line + _bar(step_split(metrics), cells), crop=True)
 
     def _titles(self) -> Text:
         line = Text(f"{'step':>{len(str(self._total)) + 2}}", style="bold")
         for title, width, _, _ in _COLUMNS:
             line.append(f"{title:>{width + 2}}")
         line.append(f"{'tokens/s':>10}{'time':>10}  ")
-        for label, colour in [*((label, colour) for label, colour, _ in SPLIT), _OTHER]:
+        for label, colour in [("gen", SPLIT[0][1]), *((label, colour) for label, colour, _ in SPLIT[1:]), _OTHER]:
             line.append(f"{label} ", style=f"not bold {colour}")
         return line
 
@@ -174,14 +175,14 @@ def _tokens_per_second(metrics: Mapping[str, float]) -> str:
     return f"{tokens / seconds:,.0f}" if seconds > 0 else "-"
 
 
-def _bar(split: Mapping[str, float]) -> Text:
+def _bar(split: Mapping[str, float], cells: int) -> Text:
     """The step's split as a bar of coloured cells; cut points are rounded, so that the cells always add up."""
     total = sum(split.values())
     colours = {label: colour for label, colour, _ in SPLIT} | {_OTHER[0]: _OTHER[1]}
     bar, done, before = Text(), 0.0, 0
     for label, seconds in split.items():
         done += seconds
-        after = round(_BAR_CELLS * done / total) if total > 0 else 0
+        after = round(cells * done / total) if total > 0 else 0
         bar.append("█" * (after - before), style=colours[label])
         before = after
     return bar
