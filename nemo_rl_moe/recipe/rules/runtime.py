@@ -41,6 +41,7 @@ CPU_ONLY_LIMITS = [
 ]
 # Not acted on by the runtime of this version, on any device.
 RUN_LIMITS = [
+    Limit("cluster.segment_size", (None,), _NOT_YET),
     Limit(f"{ASYNC}.enabled", (False,), _NOT_YET),
     Limit(f"{VLLM}.async_engine", (False,), _NOT_YET),
     Limit(f"{VLLM}.precision", ("auto", "float32", "bfloat16"), _NOT_YET),

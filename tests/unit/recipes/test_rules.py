@@ -183,6 +183,7 @@ NAMING = [
     M("unread variables", TINY, {f"{ENV}.NRL_REFIT_NUM_BUFFERS": "1"}, "nothing reads it here", severity="note"),
     M("CPU limits", TINY, {f"{MEGATRON}.context_parallel_size": 2, "cluster.gpus_per_node": 2, "policy.make_sequence_length_divisible_by": 4}, "2 with cluster.device cpu, expected 1: megatron-core's CPU attention"),
     M("CPU limits", TINY, {f"{MEGATRON}.defer_fp32_logits": True}, "true with cluster.device cpu, expected false: this version does not act on it yet"),
+    M("CPU limits", EP2, {"cluster.segment_size": 1}, "1 with cluster.device cpu, expected null"),
     M("CPU limits", TINY, {f"{MEGATRON}.cuda_graph_impl": "local"}, "local with cluster.device cpu, expected none"),
 ]  # fmt: skip
 MUTATIONS = [*LAYOUT, *BATCHES, *OBJECTIVE, *PLACEMENT, *DISPATCH, *TRAINER, *PRECISION, *NAMING]
@@ -239,3 +240,60 @@ def test_broken_rule_is_the_only_problem_and_has_its_line(tmp_path, mutation):
 
 def test_every_rule_is_broken_by_a_mutation():
     assert {rule.name for rule in RULES} - {m.rule for m in MUTATIONS} == {"file name"}
+
+
+FILE_NAMES = [
+    ("grpo-x-8n4g", {}, "cluster.num_nodes", "4, but the file name says 8"),
+    ("grpo-x-4n8g", {}, "cluster.gpus_per_node", "4, but the file name says 8"),
+    ("grpo-x-4n4g-async-1off", {}, "grpo.async_grpo.enabled", "false, but the file name says async"),
+    (
+        "grpo-x-4n4g-mxfp8-rollout",
+        {},
+        "policy.generation.vllm_cfg.is_mx",
+        "false, but the file name says mxfp8-rollout",
+    ),
+]
+
+
+@pytest.mark.parametrize(("stem", "keys", "path", "message"), FILE_NAMES)
+def test_file_name_that_says_something_else_is_the_only_problem(tmp_path, stem, keys, path, message):
+    file = tmp_path / f"{stem}.yaml"
+    file.write_text(yaml.safe_dump({"defaults": str(SYNC), **keys}))
+    assert [(p.rule, p.path, p.message) for p in problems_of(file)] == [("file name", path, message)]
+
+
+def test_file_name_with_another_age_is_a_problem(tmp_path):
+    file = tmp_path / "grpo-x-4n4g-async-8off.yaml"
+    file.write_text(yaml.safe_dump({"defaults": str(ASYNC)}))
+    assert [str(p).split(": ", 1)[1] for p in problems_of(file)] == [
+        "grpo.async_grpo.max_trajectory_age_steps: 1, but the file name says 8"
+    ]
+
+
+def test_directory_from_the_command_line_is_the_users_own():
+    assert load_recipe(TINY, ["logger.log_dir=/tmp/anything"]).recipe.logger.log_dir == "/tmp/anything"
+
+
+def test_eleven_broken_rules_are_all_reported_at_once(tmp_path):
+    file = tmp_path / "many.yaml"
+    broken = {
+        "policy": {
+            "train_global_batch_size": 100,
+            "make_sequence_length_divisible_by": 7,
+            "generation": {"max_new_tokens": 65},
+        },
+        "loss_fn": {"sequence_level_importance_ratios": True, "truncated_importance_sampling_type": "tis"},
+        "grpo": {
+            "skip_reference_policy_logprobs_calculation": True,
+            "advantage_clip_low": 1.0,
+            "advantage_clip_high": 0.0,
+        },
+        "data": {"train": {"env_name": "nowhere", "path": "x"}},
+        "checkpointing": {"metric_name": "val:accuracy"},
+        "cluster": {"gpu_type": "h100"},
+    }
+    file.write_text(yaml.safe_dump({"defaults": str(TINY)} | broken))
+    assert {p.rule for p in problems_of(file)} == {
+        "train batch", "divisible length", "sequence length", "sequence ratios", "importance correction", "reference",
+        "advantage clip", "environment", "dataset", "checkpoint metric", "GPU type",
+    }  # fmt: skip
