@@ -78,5 +78,7 @@ def generate_and_score(run: Run, prompts: list[Prompt], spec: SamplingSpec) -> R
                 for p, response in zip((p for p in prompts for _ in range(spec.n)), responses, strict=True)
             ]
         )
+    for message in scores.messages:
+        run.tracker.event(f"warning: {message}")
     counts = {"reward_errors": float(scores.errors), "reward_timeouts": float(scores.timeouts)}
     return Rollouts(prompts, batch.with_values(samples={"rewards": scores.rewards}), responses, counts)
