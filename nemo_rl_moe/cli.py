@@ -1,4 +1,4 @@
-"""One command: run, validate, plan, config.
+"""One command: run, validate, plan, config, doctor.
 
 Exit codes: 0 done, 1 the run failed, 2 the user's input is wrong, 130 interrupted. Imports are made inside the
 commands: `validate` must answer on a bare machine, without torch and Ray, in about a second.
@@ -19,7 +19,7 @@ EXIT_DONE, EXIT_FAILED, EXIT_USER, EXIT_INTERRUPTED = 0, 1, 2, 130
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code."""
-    arguments = _parser().parse_args(argv)
+    arguments = _parse(argv)
     try:
         return arguments.command(arguments)
     except UserError as error:
@@ -35,6 +35,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception:
         traceback.print_exc()
         return EXIT_FAILED
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Parses a command line. Overrides may stand after an option, where argparse takes no more of them by itself."""
+    parser = _parser()
+    arguments, rest = parser.parse_known_args(argv)
+    if rest and (not hasattr(arguments, "overrides") or any(item.startswith("-") for item in rest)):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if rest:
+        arguments.overrides += rest
+    return arguments
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -56,6 +67,11 @@ def _parser() -> argparse.ArgumentParser:
     _recipe_arguments(plan)
     _json_argument(plan)
     plan.set_defaults(command=_plan)
+
+    doctor = commands.add_parser("doctor", help="what is installed and what the machine offers, with fixes")
+    doctor.add_argument("--workers", action="store_true", help="ask the nodes of the Ray cluster too")
+    _json_argument(doctor)
+    doctor.set_defaults(command=_doctor)
 
     _config_commands(commands.add_parser("config", help="look into recipes"))
     return parser
@@ -127,6 +143,12 @@ def _plan(arguments: argparse.Namespace) -> int:
 
     print_plan(load_recipe(arguments.recipe, arguments.overrides), as_json=arguments.json)
     return EXIT_DONE
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    from nemo_rl_moe.doctor import doctor
+
+    return doctor(as_json=arguments.json, workers=arguments.workers)
 
 
 def _config_show(arguments: argparse.Namespace) -> int:

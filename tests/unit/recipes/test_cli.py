@@ -162,3 +162,16 @@ def test_command_imports_neither_torch_nor_ray(command):
         [sys.executable, "-c", code], cwd=REPO, capture_output=True, text=True, timeout=60, check=True
     )
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_overrides_may_stand_before_and_after_options():
+    done = cli("config", "show", TINY, "grpo.seed=3", "--json", "grpo.max_num_steps=4")
+    shown = json.loads(done.stdout)["grpo"]
+    assert (shown["seed"], shown["max_num_steps"]) == (3, 4)
+    done = cli("plan", TINY, "--nope")
+    assert done.returncode == 2 and "unrecognized arguments: --nope" in done.stderr
+
+
+def test_doctor_prints_one_json_document():
+    checks = json.loads(cli("doctor", "--json").stdout)["checks"]
+    assert {"torch", "ray"} <= {check["name"] for check in checks}
