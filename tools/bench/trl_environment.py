@@ -23,7 +23,10 @@ def ensure(environment: Path) -> Path:
     if not stamp.exists():
         print(f"making {environment} for TRL", file=sys.stderr)
         subprocess.run([sys.executable, "-m", "venv", "--clear", str(environment)], check=True)
-        subprocess.run([str(python), "-m", "pip", "install", "--quiet", "-r", str(_REQUIREMENTS)], check=True)
+        command = [str(python), "-m", "pip", "install", "--quiet", "-r", str(_REQUIREMENTS)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise RuntimeError(f"pip could not install {_REQUIREMENTS.name}:\n{done.stderr[-4000:]}")
         stamp.touch()
     return python
 

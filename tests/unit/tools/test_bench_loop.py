@@ -1,4 +1,4 @@
-"""A benchmark that compares unlike things is worse than none: both sides must do the same work, and the sums be right."""
+"""A comparison of unlike things is worse than none: both sides must do the same work, and the sums must be right."""
 
 from __future__ import annotations
 
