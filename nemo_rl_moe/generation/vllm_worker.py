@@ -24,7 +24,7 @@ from nemo_rl_moe.refit.checkpoint_shapes import checkpoint_elements
 
 
 class EngineUnusable(RuntimeError):
-    """The engine must not sample any more: an update of its weights failed, so what they are is unknown."""
+    """The engine must not sample any more: something failed half-way, so its weights or requests are unknown."""
 
 
 class VllmWorker:
@@ -50,9 +50,10 @@ class VllmWorker:
         """
         started = time.perf_counter()
         self._llm = build_llm(self._recipe, self._index)
-        expected = checkpoint_elements(self._recipe.policy.model_name)
+        policy = self._recipe.policy
+        # With overrides the model may have other shapes than its checkpoint, so there is nothing to compare with.
+        expected = {} if policy.hf_config_overrides else checkpoint_elements(policy.model_name)
         self._llm.init_weight_transfer_engine({"init_info": {"expected": expected}})
-        self._llm.update_weight_version("0")
         return {"seconds": time.perf_counter() - started}
 
     @property
@@ -84,7 +85,7 @@ class VllmWorker:
 
         Raises:
             UserError: a prompt is empty or leaves no room for a response.
-            EngineUnusable: an earlier weight update failed.
+            EngineUnusable: sampling failed, or an earlier call did.
         """
         self._check_usable()
         prompts = [row.tolist() for row in np.split(prompt_tokens, np.cumsum(prompt_lengths)[:-1])]
@@ -98,7 +99,7 @@ class VllmWorker:
             for j in range(spec.n)
         ]
         requests = [{"prompt_token_ids": tokens} for tokens in prompts for _ in range(spec.n)]
-        with _collector_paused():
+        with self._fatal("generation"), _collector_paused():
             outputs = self._llm.generate(requests, self._sampling_params(spec, seeds), use_tqdm=False)
         return _to_completions([output.outputs[0] for output in outputs], self._version)
 
@@ -121,18 +122,15 @@ class VllmWorker:
         if self._version != 0 and version != self._version + 1:
             raise ValueError(f"weight version {version} after {self._version}, expected {self._version + 1}")
         started = time.perf_counter()
-        with self._phase(version, "start_weight_update"):
+        with self._fatal(f"weight update to version {version}: start_weight_update"):
             self._llm.start_weight_update()
-        with self._phase(version, "update_weights"):
+        with self._fatal(f"weight update to version {version}: update_weights"):
             self._llm.update_weights({"update_info": {"path": path, "layout": layout, "digest": digest}})
-        with self._phase(version, "finish_weight_update"):
-            self._llm.finish_weight_update(str(version))
-        with self._phase(version, "reset_prefix_cache"):
+        with self._fatal(f"weight update to version {version}: finish_weight_update"):
+            self._llm.finish_weight_update()
+        with self._fatal(f"weight update to version {version}: reset_prefix_cache"):
             # Cached keys and values are those of the old weights; vLLM does not drop them by itself.
             self.reset_prefix_cache()
-        if self._llm.get_weight_version() != str(version):
-            self._failure = f"vLLM reports weight version {self._llm.get_weight_version()} after an update to {version}"
-            self._check_usable()
         self._version = version
         return {"seconds": time.perf_counter() - started}
 
@@ -162,9 +160,9 @@ class VllmWorker:
             self._llm.wake_up(tags)
 
     def shutdown(self) -> None:
-        """Ends the engine and unmaps the weight buffer."""
+        """Ends the engine, which also unmaps the weight buffer. May be called twice."""
         if self._llm is not None:
-            self._llm.shutdown_weight_transfer_engine()
+            self._llm.llm_engine.engine_core.shutdown()
             self._llm = None
 
     def _check_usable(self) -> None:
@@ -172,12 +170,18 @@ class VllmWorker:
             raise EngineUnusable(f"generation worker {self._index} is unusable: {self._failure}")
 
     @contextmanager
-    def _phase(self, version: int, name: str) -> Iterator[None]:
+    def _fatal(self, phase: str) -> Iterator[None]:
+        """Whatever fails inside makes the engine unusable.
+
+        Half-loaded weights would give plausible text and wrong log-probabilities, and requests left over from a broken
+        call would come back as answers of the next: there is no way back from either.
+        """
         try:
             yield
         except BaseException as error:
-            # Half-loaded weights would give plausible text and wrong log-probabilities, so there is no way back.
-            self._failure = f"weight update to version {version} failed in {name}: {error}"
+            self._failure = f"{phase} failed: {error}"
+            if not isinstance(error, Exception):
+                raise
             raise EngineUnusable(f"generation worker {self._index} is unusable: {self._failure}") from error
 
     def _check_prompts(self, ids: NDArray[np.int64], lengths: NDArray[np.int64]) -> None:

@@ -2,10 +2,14 @@
 
 vLLM imports this module in its worker processes through `worker_extension_cls`, which registers the engine. It follows
 vLLM's lifecycle (start, update, finish): plain `load_weights` on a live engine corrupts it.
+
+Newer vLLM calls the engine at every phase. Version 0.24 prepares and finishes the model itself and calls only
+`receive_weights`, with the function that loads; that way is written from its source and has not been run.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -66,7 +70,7 @@ class HostWeightTransferEngine(WeightTransferEngine[HostInitInfo, HostUpdateInfo
 
     @property
     def _tied(self) -> bool:
-        return getattr(self.model_config.hf_text_config, "tie_word_embeddings", False)
+        return getattr(self.model.config, "tie_word_embeddings", False)
 
     def init_transfer_engine(self, init_info: HostInitInfo) -> None:
         """Takes the expected tensors; nothing is connected before the first update."""
@@ -87,8 +91,12 @@ class HostWeightTransferEngine(WeightTransferEngine[HostInitInfo, HostUpdateInfo
         if self.device.type != "cpu":
             torch.accelerator.synchronize()
 
-    def receive_weights(self, update_info: HostUpdateInfo) -> None:
+    def receive_weights(self, update_info: HostUpdateInfo, load_weights: Callable[..., Any] | None = None) -> None:
         """Maps the buffer, checks that it is the sender's and complete, and loads every tensor.
+
+        Args:
+            update_info: the update.
+            load_weights: takes (name, tensor) pairs; None is the model's own.
 
         Raises:
             ValueError: the layout lacks tensors or elements, has others, or the buffer is not the one that was sent.
@@ -99,7 +107,7 @@ class HostWeightTransferEngine(WeightTransferEngine[HostInitInfo, HostUpdateInfo
         digest = weight_digest(layout, buffer)
         if digest != update_info.digest:
             raise ValueError(f"{update_info.path}: digest {digest}, the sender's is {update_info.digest}")
-        self.model.load_weights(iter(layout.views(buffer).items()))
+        (load_weights or self.model.load_weights)(layout.views(buffer).items())
         self._check_loaded()
 
     def finish_weight_update(self) -> None:
@@ -113,6 +121,11 @@ class HostWeightTransferEngine(WeightTransferEngine[HostInitInfo, HostUpdateInfo
     def shutdown(self) -> None:
         """Unmaps the buffer."""
         self._buffers.close()
+
+    @staticmethod
+    def trainer_send_weights(*args: Any, **kwargs: Any) -> None:
+        """Abstract in vLLM 0.24; here the trainer's ranks write to the buffer by themselves."""
+        raise NotImplementedError("weights are sent by Policy.export_weights")
 
     def _check_complete(self, layout: WeightLayout) -> None:
         """vLLM keeps the old weights of whatever does not come, with a log line at most: so it is an error here."""

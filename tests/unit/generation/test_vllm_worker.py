@@ -9,7 +9,7 @@ import pytest
 
 from nemo_rl_moe.errors import UserError
 from nemo_rl_moe.generation.interface import Completions, SamplingSpec
-from nemo_rl_moe.generation.vllm_worker import sample_seed
+from nemo_rl_moe.generation.vllm_worker import EngineUnusable, sample_seed
 from tests.unit.generation.engine_process import Engine
 from tests.unit.generation.tiny_qwen import EOS_ID, make_model, random_prompts, worst_logprob_error
 
@@ -127,3 +127,18 @@ def test_sample_seeds_of_4096_samples_differ_and_fit_in_63_bits() -> None:
     seeds = {sample_seed(s, p, j) for s in range(16) for p in range(16) for j in range(16)}
     assert len(seeds) == 4096
     assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+def test_an_engine_that_failed_while_sampling_refuses_the_next_call(new_engine: Callable[..., Engine]) -> None:
+    engine = new_engine()
+    spec = SamplingSpec(3.0, 4, 1, seed=0)
+    with pytest.raises(EngineUnusable, match=r"generation failed: .*temperature must be in \[0, 2\]"):
+        engine.generate([[5]], spec)
+    with pytest.raises(EngineUnusable, match="generation worker 0 is unusable: generation failed"):
+        engine.generate([[5]], SamplingSpec(1.0, 4, 1, seed=0))
+
+
+def test_a_worker_that_was_shut_down_can_be_shut_down_again(new_engine: Callable[..., Engine]) -> None:
+    engine = new_engine()
+    engine.process.call(engine.name, "shutdown")
+    engine.process.call(engine.name, "shutdown")

@@ -166,11 +166,14 @@ def test_a_layout_that_is_not_the_models_is_an_error_and_the_engine_then_refuses
     new_engine: Callable[..., Engine], change: Callable[[dict], dict], message: str
 ) -> None:
     engine, model = new_engine(), make_model("moe", 37)
-    with pytest.raises(EngineUnusable, match=f"weight update to version 1 failed in update_weights: .*{message}"):
+    failure = f"unusable: weight update to version 1: update_weights failed: .*{message}"
+    with pytest.raises(EngineUnusable, match=failure):
         engine.refit(model, tensors=change(checkpoint_tensors(model)))
-    with pytest.raises(EngineUnusable, match=f"unusable: weight update to version 1 failed.*{message}"):
+    with pytest.raises(
+        EngineUnusable, match=f"unusable: weight update to version 1: update_weights failed: .*{message}"
+    ):
         engine.generate([[5, 6]], SPEC)
-    with pytest.raises(EngineUnusable, match="unusable: weight update to version 1 failed"):
+    with pytest.raises(EngineUnusable, match=failure):
         engine.refit(model)
 
 
