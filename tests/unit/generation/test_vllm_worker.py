@@ -53,6 +53,15 @@ def test_same_seed_gives_the_same_draws_alone_and_in_a_batch_of_12(engine: Engin
         assert alone == backwards[3 * (11 - i) : 3 * (11 - i) + 3]
 
 
+def test_4800_prompt_tokens_at_once_give_the_draws_of_each_prompt_alone(engine: Engine) -> None:
+    """More than the 4096 tokens of one step: vLLM on CPU cannot sample seeded requests whose prompt it cut in two."""
+    prompts = random_prompts(40, seed=40, shortest=120, longest=120)
+    spec = SamplingSpec(1.0, 6, 1, seed=5)
+    together = rows(engine.generate(prompts, spec))
+    for i in (0, 34, 39):
+        assert rows(engine.generate([prompts[i]], spec, ids=[i])) == [together[i]]
+
+
 def test_other_seeds_prompt_ids_and_response_numbers_give_other_draws(engine: Engine) -> None:
     prompt = random_prompts(1, seed=4)
     spec = SamplingSpec(1.0, 24, 4, seed=5)
