@@ -15,7 +15,7 @@ class PolicyInterface(Protocol):
         """Builds the model on all workers and loads its weights."""
 
     def logprobs(self, batch: SequenceBatch, reference: bool = False) -> FloatArray:
-        """float32 [T]: log-probability of each token at the sampling temperature, 0 for the first of a sequence."""
+        """float32 [T]: log-probability of each sampled token at the sampling temperature, 0 for other tokens."""
 
     def train(self, batch: SequenceBatch) -> dict[str, float]:
         """One or more optimizer steps; returns their metrics."""

@@ -43,13 +43,14 @@ class Policy:
         self._places = self._workers.call("setup", host, port, phase="policy: set-up", timeout_s=limit)
 
     def logprobs(self, batch: SequenceBatch, reference: bool = False) -> FloatArray:
-        """Log-probability of each token given those before it, at the sampling temperature.
+        """Log-probability of each sampled token given those before it, at the sampling temperature.
 
         Args:
             reference: of the frozen reference instead of the policy.
 
         Returns:
-            float32 [T]; 0 for the first token of a sequence, which nothing predicts.
+            float32 [T]; 0 where `token_mask` is False, whose logits are never computed, and for the first token of a
+            sequence, which nothing predicts.
         """
         bare = SequenceBatch(batch.lengths, batch.tokens, batch.token_mask)
         plan = self._plan(bare, training=False)

@@ -8,7 +8,6 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
 from nemo_rl_moe.batch import FloatArray
@@ -91,7 +90,7 @@ class PolicyWorker:
         return RankPlace(self._layout.dp_rank, self._layout.is_last_stage and self._layout.tp_rank == 0)
 
     def logprobs(self, shard: RankShard, reference: bool = False) -> FloatArray | None:
-        """float32 [T] log-probabilities of the shard's tokens; None on ranks that do not report."""
+        """float32 [T] log-probabilities of sampled tokens, 0 elsewhere; None on ranks that do not report."""
         from megatron.core import parallel_state as mpu
 
         from nemo_rl_moe.policy.megatron.logprobs import token_logprobs
@@ -103,10 +102,10 @@ class PolicyWorker:
                 "log-probabilities from"
             )
 
-        def consume(rows: Any, logits: torch.Tensor) -> tuple[torch.Tensor, tuple]:
+        def consume(logits: torch.Tensor, sources: torch.Tensor | None, rows: Any) -> tuple[torch.Tensor, tuple]:
             values, _ = token_logprobs(
                 logits,
-                rows.sources,
+                sources,
                 rows.targets,
                 temperature=self._recipe.policy.generation.temperature,
                 vocab_size=self._shape.vocab_size,
@@ -114,14 +113,12 @@ class PolicyWorker:
             )
             return values.new_zeros(()), (rows.token_index, values)
 
-        wanted = np.ones(len(shard.batch.tokens), dtype=bool)
-        model = self._trainer.model
-        swap = self._reference.in_place_of(model) if reference and self._reference else nullcontext()
-        with torch.no_grad(), swap:
-            parts = run_schedule(model, shard, wanted, self._device, consume, forward_only=True)
+        reference_weights = self._reference.in_place_of(self._trainer.model) if reference and self._reference else None
+        with torch.no_grad(), reference_weights or nullcontext():
+            parts = run_schedule(self._trainer, shard, shard.batch.token_mask, consume, forward_only=True)
         if not (self._layout.is_last_stage and self._layout.tp_rank == 0):
             return None
-        out = torch.zeros(len(wanted), dtype=torch.float32, device=self._device)
+        out = torch.zeros(len(shard.batch.tokens), dtype=torch.float32, device=self._device)
         for index, values in parts:
             out[index] = values
         return out.cpu().numpy()

@@ -19,7 +19,7 @@ _CHUNK_ELEMENTS = 1 << 24
 
 def token_logprobs(
     logits: Tensor,
-    sources: Tensor,
+    sources: Tensor | None,
     targets: Tensor,
     *,
     temperature: float,
@@ -31,7 +31,8 @@ def token_logprobs(
 
     Args:
         logits: [..., V / tp], this rank's part of the (padded) vocabulary, before the temperature.
-        sources: int64 [n], indices into the logits' leading dimensions taken as one; none twice.
+        sources: int64 [n], indices into the logits' leading dimensions taken as one; none twice. None when the logits
+            are the n wanted rows, in order.
         targets: int64 [n], token ids.
         temperature: the sampling temperature; logits are divided by it.
         vocab_size: real vocabulary; rows that only pad it have probability 0.
@@ -53,7 +54,7 @@ class _VocabParallelLogprob(torch.autograd.Function):
     def forward(
         ctx: Any,
         logits: Tensor,
-        sources: Tensor,
+        sources: Tensor | None,
         targets: Tensor,
         temperature: float,
         vocab_size: int,
@@ -66,17 +67,21 @@ class _VocabParallelLogprob(torch.autograd.Function):
         local = targets - rank * width
         mine = (local >= 0) & (local < valid)
         local = local.clamp(0, max(valid - 1, 0))
-        n = len(sources)
+        n = len(targets)
         lse = logits.new_full((n,), -torch.inf, dtype=torch.float32)
         # Rows: the target's logit, this rank's share of the sum of exponentials, and of the mean logit.
         parts = logits.new_zeros((3, n), dtype=torch.float32)
         if valid:
             for piece in _pieces(n, valid):
-                x = logits[sources[piece], :valid].float() / temperature
-                lse[piece] = x.logsumexp(1)
+                x = _rows(logits, sources, piece, valid, temperature)
                 parts[0, piece] = x.gather(1, local[piece, None])[:, 0] * mine[piece]
+                top = x.amax(1)
+                x -= top[:, None]
+                e = x.exp()
+                total = e.sum(1)
+                lse[piece] = top + total.log()
                 if with_entropy:
-                    parts[2, piece] = ((x - lse[piece, None]).exp_().mul_(x)).sum(1)
+                    parts[2, piece] = top + torch.linalg.vecdot(e, x) / total
         if size > 1:
             top = lse.clone()
             dist.all_reduce(top, dist.ReduceOp.MAX, group=group)
@@ -85,8 +90,8 @@ class _VocabParallelLogprob(torch.autograd.Function):
             dist.all_reduce(parts, group=group)
             lse = top + parts[1].log()
             parts[2] /= parts[1]
-        ctx.save_for_backward(logits, sources, local, mine, lse)
-        ctx.temperature, ctx.valid = temperature, valid
+        ctx.save_for_backward(logits, local, mine, lse)
+        ctx.sources, ctx.temperature, ctx.valid = sources, temperature, valid
         entropy = lse - parts[2]
         ctx.mark_non_differentiable(entropy)
         return parts[0] - lse, entropy
@@ -94,16 +99,22 @@ class _VocabParallelLogprob(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         """d log p(t) / d logit_v = ([v = t] - p(v)) / temperature."""
-        logits, sources, local, mine, lse = ctx.saved_tensors
+        logits, local, mine, lse = ctx.saved_tensors
         out = torch.zeros_like(logits)
         if ctx.valid:
-            for piece in _pieces(len(sources), ctx.valid):
+            for piece in _pieces(len(lse), ctx.valid):
                 scale = (grad[piece] / ctx.temperature)[:, None]
-                x = logits[sources[piece], : ctx.valid].float() / ctx.temperature
-                delta = (x - lse[piece, None]).exp_().mul_(-scale)
+                delta = _rows(logits, ctx.sources, piece, ctx.valid, ctx.temperature)
+                delta.sub_(lse[piece, None]).exp_().mul_(-scale)
                 delta.scatter_add_(1, local[piece, None], scale * mine[piece, None])
-                out[sources[piece], : ctx.valid] = delta.to(out.dtype)
+                out[piece if ctx.sources is None else ctx.sources[piece], : ctx.valid] = delta.to(out.dtype)
         return out, None, None, None, None, None, None
+
+
+def _rows(logits: Tensor, sources: Tensor | None, piece: slice, valid: int, temperature: float) -> Tensor:
+    """float32 copy of a piece of the wanted rows, over the temperature."""
+    rows = logits[piece] if sources is None else logits[sources[piece]]
+    return rows[:, :valid].float() / temperature
 
 
 def _pieces(rows: int, width: int) -> list[slice]:

@@ -59,18 +59,19 @@ def hf_tensor_specs(shape: ModelShape, dtype: torch.dtype) -> list[Spec]:
 
 def map_parameters(model: Sequence[Any], layout: ParallelLayout) -> list[Piece]:
     """All pieces of this rank. Parameters are held, not their memory, so the list stays right when that moves."""
-    pieces: list[Piece] = []
-    writers = _Writers(layout)
+    found: list[tuple[str, Rectangle, torch.nn.Parameter]] = []
     for chunk in map(unwrap, model):
         split = _Splitter(chunk.hf_shape, layout)
         # Megatron counts layers from 1 over all pipeline stages.
         numbers = [layer.layer_number - 1 for layer in chunk.decoder.layers]
         for name, parameter in chunk.named_parameters():
             kind, rectangles = split.rectangles(name, numbers)
-            for hf_name, hf_index, index in rectangles:
-                size = parameter[index].numel()
-                pieces.append(Piece(hf_name, hf_index, parameter, index, writers.is_mine(kind, size)))
-    return pieces
+            found += [(kind, rectangle, parameter) for rectangle in rectangles]
+    owned = _choose_writers([(kind, parameter[index].numel()) for kind, (_, _, index), parameter in found], layout)
+    return [
+        Piece(name, hf_index, parameter, index, mine)
+        for (_, (name, hf_index, index), parameter), mine in zip(found, owned, strict=True)
+    ]
 
 
 def unwrap(chunk: Any) -> Any:
@@ -80,27 +81,25 @@ def unwrap(chunk: Any) -> Any:
     return chunk
 
 
-class _Writers:
-    """Picks one of the ranks that hold the same numbers as the one that exports them, the least burdened so far.
+def _choose_writers(pieces: Sequence[tuple[str, int]], layout: ParallelLayout) -> list[bool]:
+    """For each (kind, elements): whether this rank is the one, of those that hold the same numbers, that exports them.
 
-    Copies meet the same pieces in the same order, so all of them pick the same rank without a word.
+    Largest first, to the copy that has fewest elements so far. Copies hold the same pieces in the same order, so all of
+    them choose alike without a word.
     """
-
-    def __init__(self, layout: ParallelLayout) -> None:
-        dense = (layout.dp_size * layout.cp_size, layout.dp_rank * layout.cp_size + layout.cp_rank)
-        expert = (layout.edp_size, layout.edp_rank)
-        self._copies = {"split": dense, "copied": dense, "expert": expert}
-        self._load = {kind: [0] * copies for kind, (copies, _) in self._copies.items()}
-        self._tp_rank = layout.tp_rank
-
-    def is_mine(self, kind: str, size: int) -> bool:
+    dense = (layout.dp_size * layout.cp_size, layout.dp_rank * layout.cp_size + layout.cp_rank)
+    copies = {"split": dense, "copied": dense, "expert": (layout.edp_size, layout.edp_rank)}
+    load = {kind: [0] * count for kind, (count, _) in copies.items()}
+    mine = [False] * len(pieces)
+    for i in sorted(range(len(pieces)), key=lambda i: -pieces[i][1]):
+        kind, size = pieces[i]
         if kind == "duplicate":
-            return False
-        load = self._load[kind]
-        writer = load.index(min(load))
-        load[writer] += size
+            continue
+        writer = load[kind].index(min(load[kind]))
+        load[kind][writer] += size
         # Norms and routers are the same on all tensor-parallel ranks too; they are small, so the first writes them.
-        return writer == self._copies[kind][1] and (kind != "copied" or self._tp_rank == 0)
+        mine[i] = writer == copies[kind][1] and (kind != "copied" or layout.tp_rank == 0)
+    return mine
 
 
 Rectangle = tuple[str, Index, Index]
@@ -114,7 +113,7 @@ class _Splitter:
         self._all = slice(None)
 
     def rectangles(self, name: str, layer_numbers: Sequence[int]) -> tuple[str, list[Rectangle]]:
-        """(kind, rectangles); kind says over which ranks the parameter is copied (see `_Writers`).
+        """(kind, rectangles); kind says over which ranks the parameter is copied (see `_choose_writers`).
 
         Raises:
             ValueError: a parameter that is not in the mapping.

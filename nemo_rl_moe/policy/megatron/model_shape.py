@@ -85,7 +85,7 @@ def read_hf_config(folder: str | Path, overrides: Mapping[str, Any] | None = Non
     read = _Reader(path, config)
     layers, heads = read.integer("num_hidden_layers"), read.integer("num_attention_heads")
     moe = kind == "qwen3_moe"
-    return ModelShape(
+    shape = ModelShape(
         architecture=kind,
         num_layers=layers,
         hidden_size=read.integer("hidden_size"),
@@ -104,6 +104,24 @@ def read_hf_config(folder: str | Path, overrides: Mapping[str, Any] | None = Non
         norm_topk_prob=bool(config.get("norm_topk_prob", False)),
         moe_layers=_moe_layers(config, layers) if moe else (False,) * layers,
     )
+    _check_consistent(path, shape)
+    return shape
+
+
+def _check_consistent(path: Path, shape: ModelShape) -> None:
+    if shape.num_heads % shape.num_kv_heads:
+        raise UserError(
+            f"{path}: num_key_value_heads is {shape.num_kv_heads}, expected a divisor of num_attention_heads, "
+            f"{shape.num_heads}"
+        )
+    if shape.experts_per_token > shape.num_experts:
+        raise UserError(
+            f"{path}: num_experts_per_tok is {shape.experts_per_token}, expected at most num_experts, "
+            f"{shape.num_experts}"
+        )
+    if shape.experts_per_token == 1 and shape.norm_topk_prob:
+        # The one expert's weight is then always 1: the router would get no gradient, and Megatron refuses it.
+        raise UserError(f"{path}: norm_topk_prob with one expert a token is not supported; expected false")
 
 
 class _Reader:

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from nemo_rl_moe.errors import UserError
+from nemo_rl_moe.policy.megatron.head import HeadRows
 from nemo_rl_moe.recipe.schema.policy import PolicyConfig
 
 
@@ -22,18 +23,20 @@ class Trainer:
         model: one DistributedDataParallel-wrapped chunk.
         optimizer: Megatron's (chained) optimizer.
         scheduler: Megatron's OptimizerParamScheduler; one unit is one optimizer step.
+        head: the model's output layer, told which rows to compute.
         max_grad_norm: gradients of a larger norm are scaled down to it; 0 never scales.
     """
 
     model: list[Any]
     optimizer: Any
     scheduler: Any
+    head: HeadRows
     max_grad_norm: float
 
     @property
-    def config(self) -> Any:
-        """The model's TransformerConfig."""
-        return self.model[0].config
+    def device(self) -> torch.device:
+        """Where the parameters lie."""
+        return next(self.model[0].parameters()).device
 
 
 def build_trainer(model: Sequence[Any], policy: PolicyConfig) -> Trainer:
@@ -74,7 +77,7 @@ def build_trainer(model: Sequence[Any], policy: PolicyConfig) -> Trainer:
     if ddp_config.overlap_param_gather:
         transformer_config.param_sync_func = wrapped[0].start_param_sync
     optimizer = get_megatron_optimizer(_optimizer_config(policy), wrapped, use_gloo_process_groups=False)
-    return Trainer(wrapped, optimizer, _scheduler(optimizer, policy), policy.max_grad_norm)
+    return Trainer(wrapped, optimizer, _scheduler(optimizer, policy), HeadRows(wrapped), policy.max_grad_norm)
 
 
 def _optimizer_config(policy: PolicyConfig) -> Any:
@@ -153,7 +156,7 @@ def apply_gradients(trainer: Trainer, loss_is_finite: bool) -> tuple[float, bool
     overflow = optimizer.prepare_grads()
     norm = float(optimizer.get_grad_norm())
     bad = torch.tensor([float(overflow or not loss_is_finite or not math.isfinite(norm))])
-    bad = bad.to(next(trainer.model[0].parameters()).device)
+    bad = bad.to(trainer.device)
     dist.all_reduce(bad, dist.ReduceOp.MAX)
     if bad.item():
         return norm, False

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from nemo_rl_moe.policy.megatron.microbatch import Rows, iterate_rows
+from nemo_rl_moe.policy.megatron.optimizer import Trainer
 from nemo_rl_moe.policy.packing import RankShard
 
 T = TypeVar("T")
 
 
 def run_schedule(
-    model: list[Any],
+    trainer: Trainer,
     shard: RankShard,
-    wanted: Any,
-    device: torch.device | str,
-    consume: Callable[[Rows, Tensor], tuple[Tensor, T]],
+    wanted: NDArray[np.bool_],
+    consume: Callable[[Tensor, Tensor | None, Rows], tuple[Tensor, T]],
     *,
     forward_only: bool,
 ) -> list[T]:
@@ -28,8 +29,9 @@ def run_schedule(
 
     Args:
         wanted: bool [T], tokens whose log-probability is wanted.
-        consume: (rows, logits [B, S, V / tp]) -> (scalar whose gradient is taken, anything). The schedule divides the
-            scalar in place by the number of micro-batches.
+        consume: (logits [..., V / tp], which of their rows predict `rows.targets` (None: all, in order), rows) ->
+            (scalar whose gradient is taken, anything). The schedule divides the scalar in place by the number of
+            micro-batches.
 
     Returns:
         What `consume` gave second, for each micro-batch; empty unless this is the last pipeline stage.
@@ -38,13 +40,15 @@ def run_schedule(
 
     def forward_step(rows_iterator: Any, chunk: Any) -> tuple[Tensor, Callable]:
         rows = next(rows_iterator)
-        return chunk(**model_inputs(rows)), partial(consume, rows)
+        sources = trainer.head.pick(rows.sources)
+        output = chunk(**model_inputs(rows))
+        return output, lambda logits: consume(logits, sources, rows)
 
     first = shard.microbatches[0]
     return get_forward_backward_func()(
         forward_step_func=forward_step,
-        data_iterator=iterate_rows(shard, wanted, device),
-        model=model,
+        data_iterator=iterate_rows(shard, wanted, trainer.device),
+        model=trainer.model,
         num_microbatches=len(shard.microbatches),
         seq_length=first.row_length,
         micro_batch_size=first.rows,
@@ -65,19 +69,23 @@ def model_inputs(rows: Rows) -> dict[str, Any]:
     return inputs
 
 
+def sequence_ends(rows: Rows) -> list[int]:
+    """Where each packed sequence starts, and the end of the row; pads at the end count as one more sequence."""
+    ends = np.cumsum([0, *rows.lengths]).tolist()
+    slots = rows.tokens.shape[1]
+    return ends if ends[-1] == slots else [*ends, slots]
+
+
 def _packed_sequence_parameters(rows: Rows) -> Any:
     from megatron.core.packed_seq_params import PackedSeqParams
 
-    # The pads at the end of the row form one more sequence, so that the boundaries cover the whole row.
-    lengths = [*rows.lengths]
-    pads = rows.tokens.shape[1] - sum(lengths)
-    if pads:
-        lengths.append(pads)
-    ends = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32).to(rows.tokens.device)
+    ends = sequence_ends(rows)
+    longest = int(np.diff(ends).max())
+    boundaries = torch.tensor(ends, dtype=torch.int32, device=rows.tokens.device)
     return PackedSeqParams(
         qkv_format="thd",
-        cu_seqlens_q=ends,
-        cu_seqlens_kv=ends,
-        max_seqlen_q=max(lengths),
-        max_seqlen_kv=max(lengths),
+        cu_seqlens_q=boundaries,
+        cu_seqlens_kv=boundaries,
+        max_seqlen_q=longest,
+        max_seqlen_kv=longest,
     )

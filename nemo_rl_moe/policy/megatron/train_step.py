@@ -37,17 +37,17 @@ def train_step(
     """
     from megatron.core import parallel_state as mpu
 
-    device = next(trainer.model[0].parameters()).device
+    device = trainer.device
     shard, mask = step.shard, loss_mask(step.shard.batch)
     values = {name: torch.from_numpy(v).to(device) for name, v in shard.batch.token_values.items()}
     sequence_ids = torch.from_numpy(shard.batch.sequence_ids).to(device)
     scale = len(shard.microbatches) * mpu.get_data_parallel_world_size()
     group = mpu.get_tensor_model_parallel_group()
 
-    def consume(rows: Rows, logits: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    def consume(logits: Tensor, sources: Tensor | None, rows: Rows) -> tuple[Tensor, dict[str, Tensor]]:
         logprobs, entropy = token_logprobs(
             logits,
-            rows.sources,
+            sources,
             rows.targets,
             temperature=temperature,
             vocab_size=vocab_size,
@@ -60,7 +60,7 @@ def train_step(
 
     zero_grads(trainer)
     lr = current_lr(trainer)
-    parts = run_schedule(trainer.model, shard, mask, device, consume, forward_only=False)
+    parts = run_schedule(trainer, shard, mask, consume, forward_only=False)
     metrics = reduce_metrics(parts, mpu.get_data_parallel_group(with_context_parallel=True), device)
     norm, updated = apply_gradients(trainer, math.isfinite(metrics.get("loss", 0.0)))
     return {**metrics, "grad_norm": norm, "lr": lr, "skipped_steps": 0.0 if updated else 1.0}

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from nemo_rl_moe.batch import SequenceBatch
 from nemo_rl_moe.errors import UserError
 from nemo_rl_moe.policy.megatron.microbatch import build_rows
+from nemo_rl_moe.policy.megatron.schedule import sequence_ends
 from nemo_rl_moe.policy.packing import MicrobatchPlan, plan_microbatches
 
 LENGTHS = st.lists(st.integers(1, 60), min_size=1, max_size=60).map(lambda x: np.array(x, dtype=np.int64))
@@ -98,3 +99,13 @@ def test_ranks_of_a_skewed_batch_differ_by_less_than_a_tenth_in_tokens():
 def test_a_sequence_longer_than_the_budget_is_refused_with_both_numbers():
     with pytest.raises(UserError, match=r"a sequence has 101 tokens, a packed micro-batch holds 96 \(of 100"):
         plan_microbatches(np.array([3, 101]), dp=1, packed=True, max_tokens=100, divisible_by=8)
+
+
+def test_3_and_2_packed_tokens_and_a_pad_are_bounded_at_0_3_5_6_with_positions_from_0_in_each():
+    batch = SequenceBatch(np.array([3, 2]), np.arange(5, dtype=np.int32), np.ones(5, dtype=bool))
+    plan = plan_microbatches(batch.lengths, dp=1, packed=True, max_tokens=8, divisible_by=6)
+    rows = build_rows(batch, plan.ranks[0][0], np.ones(5, dtype=bool), "cpu")
+    assert sequence_ends(rows) == [0, 3, 5, 6]
+    assert rows.position_ids.tolist() == [[0, 1, 2, 0, 1, 0]]
+    assert rows.sources.tolist() == [0, 1, 3]
+    assert rows.targets.tolist() == rows.token_index.tolist() == [1, 2, 4]

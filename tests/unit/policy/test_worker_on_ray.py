@@ -1,4 +1,4 @@
-"""Guards against a trainer that works in plain processes but not in Ray actors, and weights that change on the way out."""
+"""Guards against a trainer that works in plain processes but not in Ray actors, and weights that change on export."""
 
 from __future__ import annotations
 
