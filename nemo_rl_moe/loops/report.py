@@ -35,11 +35,15 @@ def rollout_metrics(run: Run, rollouts: Rollouts) -> dict[str, float]:
     rewards = torch.from_numpy(values["rewards"])
     # The policy has moved on by one version since it was sampled; age counts from the version that was then current.
     age = run.weight_version - 1 - int(values["weight_versions"].min())
+    zero_std = zero_std_fraction(rewards, torch.from_numpy(values["prompt_ids"]))
+    if (sampled := rollouts.counts.get("dynamic_sampling_groups")) is not None:
+        # The equal groups were dropped before this batch was made; the share is of all that were sampled.
+        zero_std = rollouts.counts["dynamic_sampling_equal_groups"] / sampled
     named = {
         "reward": float(rewards.mean()),
         "mean_tokens_per_sample": float(rollouts.batch.lengths.mean()),
         "truncated_fraction": float(np.mean(values["truncated"])),
-        "zero_std_fraction": zero_std_fraction(rewards, torch.from_numpy(values["prompt_ids"])),
+        "zero_std_fraction": zero_std,
         "trajectory_age_max": float(age),
         "weight_version": float(values["weight_versions"].max()),
         **rollouts.counts,

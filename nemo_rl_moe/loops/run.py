@@ -49,7 +49,6 @@ def run_recipe(loaded: LoadedRecipe, *, resume: bool) -> int:
     recipe = loaded.recipe
     data = load_data(recipe)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(_sigterm_as_interrupt())
         verifiers = stack.enter_context(VerifierPool(recipe.env))
         root = checkpointing.checkpoint_root(recipe, Path(recipe.logger.log_dir or f"runs/{loaded.name}"))
         resume = resume and bool(checkpointing.complete_checkpoints(root))
@@ -92,6 +91,8 @@ def _run(
     recipe, layout = loaded.recipe, plan(loaded.recipe)
     with contextlib.ExitStack() as stack:
         stack.enter_context(ray_session(recipe.cluster))
+        # After Ray's start, which puts a handler of its own in place that ends the process without a clean-up.
+        stack.enter_context(_sigterm_as_interrupt())
         placement = stack.enter_context(reserve_devices(recipe.cluster))
         tracker.event(f"starting {len(layout.policy_ranks)} policy rank(s) and {len(layout.engines)} engine(s)")
         policy, generator = start_workers(stack, recipe, layout, placement, directory.path / "logs")

@@ -59,10 +59,20 @@ def train_on(run: Run, rollouts: Rollouts) -> dict[str, float]:
     batch = with_advantages(run, rollouts)
     with run.timer.phase("policy_and_reference_logprobs"):
         batch = with_logprobs(run, batch)
+    _warn_without_gradient(run, batch)
     with run.timer.phase("policy_training"):
         metrics = run.policy.train(batch)
     run.weight_version += 1
     return {name if "/" in name else f"train/{name}": value for name, value in metrics.items()}
+
+
+def _warn_without_gradient(run: Run, batch: SequenceBatch) -> None:
+    """A batch that cannot move the policy is not an error, but nobody should have to guess why nothing is learned."""
+    values = batch.sample_values
+    first_tokens = torch.from_numpy(batch.token_values["advantages"][batch.offsets[:-1]])
+    why = why_no_gradient(first_tokens, torch.from_numpy(values["sample_mask"]), torch.from_numpy(values["truncated"]))
+    if why is not None:
+        run.tracker.event(f"warning: {why}")
 
 
 def with_advantages(run: Run, rollouts: Rollouts) -> SequenceBatch:
@@ -88,8 +98,6 @@ def with_advantages(run: Run, rollouts: Rollouts) -> SequenceBatch:
     )
     advantages = clip_advantages(advantages, cfg.advantage_clip_low, cfg.advantage_clip_high)
     mask = overlong_mask(truncated) if cfg.overlong_filtering else torch.ones(len(batch))
-    if (why := why_no_gradient(advantages, mask, truncated)) is not None:
-        run.tracker.event(f"warning: {why}")
     return batch.with_values(
         tokens={"advantages": np.repeat(advantages.numpy(), batch.lengths).astype(np.float32)},
         samples={"sample_mask": mask.numpy().astype(np.float32)},
