@@ -175,7 +175,7 @@ _TRAIN = (
     (
         "zero_std_fraction",
         "1",
-        "Share of groups whose rewards are all equal, which teach nothing.",
+        "Share of groups whose rewards are all equal, which teach nothing; of all sampled ones with dynamic sampling.",
         "group mean",
     ),
     (
