@@ -74,6 +74,8 @@ def collisions(loaded: Sequence[LoadedRecipe]) -> list[tuple[Path, Problem]]:
         seen: dict[str, LoadedRecipe] = {}
         for recipe in loaded:
             value = getattr(getattr(recipe.recipe, section), name)
+            if key == "logger.log_dir" and value is None:
+                value = f"runs/{recipe.name}"
             if value is None:
                 continue
             place = os.path.normpath(value)

@@ -64,6 +64,13 @@ def test_two_recipes_with_one_directory_collide(tmp_path):
     assert "y/same.yaml:2: logger.log_dir: runs/same/ is also the directory of " in done.stdout
 
 
+def test_two_recipes_of_one_name_in_two_folders_collide(tmp_path):
+    write(tmp_path, "x/same.yaml", f"defaults: {TINY}\n")
+    write(tmp_path, "y/same.yaml", f"defaults: {TINY}\n")
+    done = cli("validate", tmp_path)
+    assert done.returncode == 2 and "logger.log_dir: runs/same is also the directory of " in done.stdout
+
+
 def test_missing_recipe_folder_without_recipes_and_no_command_exit_2(tmp_path):
     assert cli("validate", tmp_path / "no.yaml").returncode == 2
     assert "no YAML file" in cli("validate", tmp_path).stderr

@@ -16,9 +16,9 @@ import yaml
 
 from nemo_rl_moe.recipe.load import load_recipe
 from nemo_rl_moe.recipe.rules import RULES
-from tests.unit.recipes.writing import CONFIGS, PERFORMANCE, TINY, problems_of
+from tests.unit.recipes.writing import PERFORMANCE, TINY, problems_of
 
-EP2 = CONFIGS / "recipes/llm/grpo-tiny-moe-cpu-ep2.yaml"
+EP2 = TINY.with_name("grpo-tiny-moe-cpu-ep2.yaml")
 SYNC = PERFORMANCE / "grpo-qwen3-30ba3b-4n4g.yaml"
 ASYNC = PERFORMANCE / "grpo-qwen3-30ba3b-4n4g-async-1off.yaml"
 MXFP8 = PERFORMANCE / "grpo-qwen3-30ba3b-4n4g-mxfp8-rollout.yaml"

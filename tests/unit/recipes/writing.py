@@ -12,7 +12,7 @@ from nemo_rl_moe.recipe.source import Problem, RecipeError
 
 CONFIGS = Path(__file__).resolve().parents[3] / "examples/configs"
 PERFORMANCE = CONFIGS / "recipes/llm/performance"
-TINY = CONFIGS / "recipes/llm/grpo-tiny-moe-cpu.yaml"
+TINY = Path(__file__).parent / "fixtures/recipes/llm/grpo-tiny-moe-cpu.yaml"
 
 
 def write(folder: Path, name: str, text: str) -> Path:
