@@ -26,6 +26,9 @@ class PolicyInterface(Protocol):
     def export_weights(self, buffer_path: str) -> None:
         """Writes every tensor to its place in the file; returns when all ranks are done."""
 
+    def save_hf(self, folder: str) -> None:
+        """Writes the weights as a Hugging Face model folder."""
+
     def save(self, folder: str) -> None:
         """Writes the trainer's whole state into the folder."""
 

@@ -122,6 +122,10 @@ class Policy:
         """Reads what `save` wrote. The reference stays the model that the run started from."""
         self._call("load", folder, phase="policy: load checkpoint", limit=self._timeouts.checkpoint_s)
 
+    def save_hf(self, folder: str) -> None:
+        """Writes the weights as a Hugging Face model folder, with the first model's configuration and tokenizer."""
+        self._call("save_hf", folder, phase="policy: save Hugging Face model", limit=self._timeouts.checkpoint_s)
+
     def _call(self, method: str, argument: str, *, phase: str, limit: float) -> None:
         self._workers.call(method, argument, phase=phase, timeout_s=limit)
 

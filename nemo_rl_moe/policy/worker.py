@@ -76,9 +76,15 @@ class PolicyWorker:
             )
         if self._store is None:
             self._store = self._open(host, port, is_master=False)
-        seed = self._recipe.grpo.seed
+        limits = self._recipe.cluster.timeouts
         self._layout = parallel.initialize(
-            policy.megatron_cfg, self._store, self._rank, self._world_size, self._device, seed
+            policy.megatron_cfg,
+            self._store,
+            self._rank,
+            self._world_size,
+            self._device,
+            self._recipe.grpo.seed,
+            timeout_s=max(limits.setup_s, limits.logprob_s, limits.train_s, limits.checkpoint_s),
         )
         self._shape = model.read_hf_config(policy.model_name, policy.hf_config_overrides)
         chunks = model.build_model(self._shape, policy, self._layout)
@@ -157,6 +163,12 @@ class PolicyWorker:
         from nemo_rl_moe.policy.megatron.checkpoint import load_checkpoint
 
         load_checkpoint(self._trainer, folder)
+
+    def save_hf(self, folder: str) -> None:
+        """Writes a Hugging Face model folder."""
+        from nemo_rl_moe.policy.megatron import weights
+
+        weights.save_hf(self._chunks, folder, self._layout, self._recipe.policy.model_name)
 
     def shutdown(self) -> None:
         """Leaves the process group."""

@@ -29,6 +29,14 @@ def pair() -> Iterator[LocalWorkers]:
 
 
 @pytest.fixture(scope="session")
+def quartet() -> Iterator[LocalWorkers]:
+    """Four trainer processes."""
+    workers = LocalWorkers(4)
+    yield workers
+    workers.close()
+
+
+@pytest.fixture(scope="session")
 def moe_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Qwen3-MoE, untied: 2 layers, 8 experts, top 2, vocabulary 256."""
     folder = tmp_path_factory.mktemp("moe")

@@ -57,6 +57,7 @@ PADDED = {"policy__sequence_packing__enabled": False}
         pytest.param(PADDED | {"policy__train_micro_batch_size": 1, "policy__logprob_batch_size": 1}, id="one-by-one"),
         pytest.param(PADDED | {"policy__train_micro_batch_size": 12}, id="padded-12-rows"),
         pytest.param({"policy__make_sequence_length_divisible_by": 16}, id="packed-multiple-of-16"),
+        pytest.param({"policy__megatron_cfg__activation_checkpointing": True}, id="recomputed-activations"),
     ],
 )
 def test_packed_padded_and_one_by_one_give_the_same_logprobs_loss_and_gradient_to_1e_5(

@@ -60,6 +60,14 @@ def test_exported_weights_of_two_expert_parallel_actors_are_bit_equal_to_the_che
         del views
 
 
+def test_saved_hugging_face_folder_is_bit_equal_to_the_checkpoint(ray_policy, moe_folder, tmp_path: Path):
+    ray_policy.save_hf(str(tmp_path / "model"))
+    stored, saved = (load_file(next(f.glob("*.safetensors"))) for f in (moe_folder, tmp_path / "model"))
+    assert set(saved) == set(stored)
+    assert all(torch.equal(saved[name], stored[name]) for name in stored)
+    assert (tmp_path / "model" / "config.json").read_bytes() == (moe_folder / "config.json").read_bytes()
+
+
 def test_actors_train_and_their_reference_stays(ray_policy, tmp_path: Path):
     batch = make_batch()
     before = ray_policy.logprobs(batch)
