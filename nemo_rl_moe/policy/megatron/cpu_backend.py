@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 _CPU = torch.device("cpu")
@@ -30,6 +31,7 @@ def install() -> None:
     _patch_streams()
     _patch_random_numbers()
     _patch_tensor_types()
+    _patch_collectives()
     _patch_megatron()
 
 
@@ -126,6 +128,41 @@ def _patch_tensor_types() -> None:
         return found
 
     torch.Tensor.type = type_name  # type: ignore[method-assign]
+
+
+def _patch_collectives() -> None:
+    """Under EP and ETP, ranks gather and reduce parts of unequal length; nccl takes them, gloo wants them equal."""
+    all_gather, reduce_scatter = dist.all_gather, dist.reduce_scatter
+
+    def all_gather_any(tensor_list: list[Tensor], tensor: Tensor, group: Any = None, async_op: bool = False) -> Any:
+        if async_op or _equal_shapes(tensor_list):
+            return all_gather(tensor_list, tensor, group=group, async_op=async_op)
+        parts = _exchange([tensor] * len(tensor_list), [len(t) for t in tensor_list], group)
+        for target, part in zip(tensor_list, parts, strict=True):
+            target.copy_(part)
+        return None
+
+    def reduce_scatter_any(
+        output: Tensor, input_list: list[Tensor], op: Any = dist.ReduceOp.SUM, group: Any = None, async_op: bool = False
+    ) -> Any:
+        if async_op or op != dist.ReduceOp.SUM or _equal_shapes(input_list):
+            return reduce_scatter(output, input_list, op=op, group=group, async_op=async_op)
+        parts = _exchange(input_list, [len(output)] * len(input_list), group)
+        output.copy_(torch.stack(parts).sum(0))
+        return None
+
+    dist.all_gather, dist.reduce_scatter = all_gather_any, reduce_scatter_any
+
+
+def _equal_shapes(tensors: list[Tensor]) -> bool:
+    return all(t.shape == tensors[0].shape for t in tensors)
+
+
+def _exchange(send: list[Tensor], receive_rows: list[int], group: Any) -> list[Tensor]:
+    """Sends one tensor to each rank of the group; returns what each sent here. Gloo's all-to-all takes any lengths."""
+    received = send[0].new_empty((sum(receive_rows), *send[0].shape[1:]))
+    dist.all_to_all_single(received, torch.cat(send), receive_rows, [len(t) for t in send], group=group)
+    return list(received.split(receive_rows))
 
 
 def _patch_megatron() -> None:

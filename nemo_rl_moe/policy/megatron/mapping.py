@@ -88,17 +88,18 @@ def _choose_writers(pieces: Sequence[tuple[str, int]], layout: ParallelLayout) -
     them choose alike without a word.
     """
     dense = (layout.dp_size * layout.cp_size, layout.dp_rank * layout.cp_size + layout.cp_rank)
-    copies = {"split": dense, "copied": dense, "expert": (layout.edp_size, layout.edp_rank)}
-    load = {kind: [0] * count for kind, (count, _) in copies.items()}
+    expert = (layout.edp_size, layout.edp_rank)
+    load = {dense: [0] * dense[0], expert: [0] * expert[0]}
     mine = [False] * len(pieces)
     for i in sorted(range(len(pieces)), key=lambda i: -pieces[i][1]):
         kind, size = pieces[i]
         if kind == "duplicate":
             continue
-        writer = load[kind].index(min(load[kind]))
-        load[kind][writer] += size
+        copies = expert if kind == "expert" else dense
+        writer = load[copies].index(min(load[copies]))
+        load[copies][writer] += size
         # Norms and routers are the same on all tensor-parallel ranks too; they are small, so the first writes them.
-        mine[i] = writer == copies[kind][1] and (kind != "copied" or layout.tp_rank == 0)
+        mine[i] = writer == copies[1] and (kind != "copied" or layout.tp_rank == 0)
     return mine
 
 

@@ -1,13 +1,12 @@
 """Processes that run functions of the tests as Megatron ranks.
 
-The CPU backend patches torch, so Megatron never runs in pytest's own process. One set of processes serves many tests:
-importing Megatron takes longer than most of them.
+The CPU backend patches torch, so Megatron never runs in pytest's own process. One set of processes serves many tests,
+forked from one that has imported Megatron.
 """
 
 from __future__ import annotations
 
 import multiprocessing as mp
-import os
 import tempfile
 import traceback
 from collections.abc import Callable
@@ -15,14 +14,15 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-_LIMIT_S = 180.0
+_START_LIMIT_S, _CALL_LIMIT_S = 300.0, 120.0
 
 
 class Ranks:
     """`size` processes that call the same function, each on its rank."""
 
     def __init__(self, size: int) -> None:
-        context = mp.get_context("spawn")
+        context = mp.get_context("forkserver")
+        context.set_forkserver_preload(["tests.unit.policy.megatron_preload"])
         self._folder = tempfile.TemporaryDirectory()
         self._calls = 0
         pairs = [context.Pipe() for _ in range(size)]
@@ -34,6 +34,7 @@ class Ranks:
         for process, (_, theirs) in zip(self._processes, pairs, strict=True):
             process.start()
             theirs.close()
+        self._gather(_START_LIMIT_S)
 
     def call(self, function: Callable[..., Any], *args: Any) -> list[Any]:
         """Results in rank order of `function(join, *args)`.
@@ -46,11 +47,7 @@ class Ranks:
         store = str(Path(self._folder.name) / f"store_{self._calls}")
         for pipe in self._pipes:
             pipe.send((function, store, args))
-        answers = [self._receive(rank) for rank in range(len(self._pipes))]
-        failures = [f"rank {rank}:\n{text}" for rank, (ok, text) in enumerate(answers) if not ok]
-        if failures:
-            raise RuntimeError("\n".join(failures))
-        return [value for _, value in answers]
+        return self._gather(_CALL_LIMIT_S)
 
     def close(self) -> None:
         """Ends the processes."""
@@ -59,29 +56,34 @@ class Ranks:
             process.join(10)
         self._folder.cleanup()
 
-    def _receive(self, rank: int) -> tuple[bool, Any]:
-        if not self._pipes[rank].poll(_LIMIT_S):
-            return False, f"no answer within {_LIMIT_S:g} s"
-        return self._pipes[rank].recv()
+    def _gather(self, limit_s: float) -> list[Any]:
+        answers = []
+        for rank, pipe in enumerate(self._pipes):
+            if not pipe.poll(limit_s):
+                # A late answer would be taken for that of the next call.
+                self.close()
+                raise TimeoutError(f"rank {rank} gave no answer within {limit_s:g} s")
+            answers.append(pipe.recv())
+        failures = [f"rank {rank}:\n{text}" for rank, (ok, text) in enumerate(answers) if not ok]
+        if failures:
+            raise RuntimeError("\n".join(failures))
+        return [value for _, value in answers]
 
 
 def _serve(pipe: Connection, rank: int, size: int) -> None:
-    os.environ.update(OMP_NUM_THREADS="1", TORCHDYNAMO_DISABLE="1", CUDA_VISIBLE_DEVICES="")
-    import torch
+    from tests.unit.policy import megatron_preload
 
-    torch.set_num_threads(1)
-    from nemo_rl_moe.policy.megatron import cpu_backend, parallel
-
-    cpu_backend.install()
+    torch, parallel = megatron_preload.torch, megatron_preload.parallel
+    pipe.send((True, None))
     while True:
         try:
             function, path, args = pipe.recv()
         except EOFError:
             return
 
-        def join(cfg: Any, path: str = path) -> parallel.ParallelLayout:
+        def join(cfg: Any, path: str = path) -> Any:
             store = torch.distributed.FileStore(path, size)
-            return parallel.initialize(cfg, store, rank, size, torch.device("cpu"), seed=7, timeout_s=_LIMIT_S)
+            return parallel.initialize(cfg, store, rank, size, torch.device("cpu"), seed=7, timeout_s=_CALL_LIMIT_S)
 
         try:
             pipe.send((True, function(join, *args)))
