@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
+from queue import Queue
 from typing import Any
 
 import torch
@@ -28,6 +29,7 @@ def save_checkpoint(trainer: Trainer, folder: str) -> None:
         Path(folder).mkdir(parents=True, exist_ok=True)
     dist.barrier()
     gather_parameters(trainer)
+    _collect_results_in_process()
     dist_checkpointing.save(_request(trainer, is_loading=False), folder)
     dist.barrier()
 
@@ -52,6 +54,17 @@ def load_checkpoint(trainer: Trainer, folder: str) -> None:
     trainer.scheduler.step(common["scheduler_steps"])
     if same_ranks:
         _set_random_state(state["random"])
+
+
+def _collect_results_in_process() -> None:
+    """Spares the server process through which Megatron collects the results of asynchronous writers.
+
+    It takes seconds to start, and it outlives a worker that is killed. A save that is waited for needs only a queue.
+    """
+    from megatron.core.dist_checkpointing.strategies import filesystem_async
+
+    if hasattr(filesystem_async, "_results_queue"):
+        filesystem_async._results_queue = Queue()
 
 
 def _request(trainer: Trainer, *, is_loading: bool, with_random: bool = True) -> dict[str, Any]:
