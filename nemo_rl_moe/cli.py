@@ -29,9 +29,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # The reader of a pipe (such as `head`) has seen enough.
+        # The reader of a pipe (such as `head`) has seen enough. A run, however, did not get to its end.
+        failed = arguments.command is _run
         sys.stderr.close()
-        return EXIT_DONE
+        return EXIT_FAILED if failed else EXIT_DONE
     except Exception:
         traceback.print_exc()
         return EXIT_FAILED

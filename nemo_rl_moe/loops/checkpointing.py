@@ -22,9 +22,15 @@ def checkpoint_root(recipe: Recipe, run_dir: Path) -> Path:
 
 def save_if_due(run: Run, step: int, metrics: dict[str, float]) -> None:
     """Saves when the recipe says so, then drops what retention no longer keeps."""
-    cfg = run.recipe.checkpointing
     last = step == run.recipe.grpo.max_num_steps
-    if not cfg.enabled or (step % cfg.save_period and not last):
+    if last or step % run.recipe.checkpointing.save_period == 0:
+        save_at_end(run, step, metrics)
+
+
+def save_at_end(run: Run, step: int, metrics: dict[str, float]) -> None:
+    """Saves the step unless it is saved already, and applies retention."""
+    saved = [s for s, _ in complete_checkpoints(checkpoint_root(run.recipe, run.run_dir))]
+    if not run.recipe.checkpointing.enabled or step in saved:
         return
     with run.timer.timed("checkpointing"):
         save(run, step, metrics)
@@ -38,6 +44,9 @@ def save(run: Run, step: int, metrics: dict[str, float]) -> Path:
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     run.policy.save(str(partial / "policy"))
+    if run.recipe.checkpointing.save_hf:
+        run.policy.save_hf(str(partial / "hf"))
+        run.data.tokenizer.save_pretrained(partial / "hf")
     state = {
         "step": step,
         "weight_version": run.weight_version,
@@ -56,13 +65,23 @@ def complete_checkpoints(root: Path) -> list[tuple[int, Path]]:
     return sorted(found)
 
 
+def refuse_foreign(recipe: Recipe, root: Path) -> None:
+    """A new run must not mix its checkpoints with those of an earlier one in a folder outside the run directory.
+
+    Raises:
+        UserError: the folder holds checkpoints.
+    """
+    found = complete_checkpoints(root)
+    if recipe.checkpointing.enabled and recipe.checkpointing.checkpoint_dir and found:
+        raise UserError(
+            f"checkpointing.checkpoint_dir: {root} holds checkpoints of an earlier run (the newest is "
+            f"{found[-1][1].name}); go on from it with --resume, or name an empty folder"
+        )
+
+
 def resume(run: Run) -> None:
-    """Goes on from the newest complete checkpoint; a run without one starts at step 1."""
-    found = complete_checkpoints(checkpoint_root(run.recipe, run.run_dir))
-    if not found:
-        run.tracker.event("nothing to resume from: starting at step 1")
-        return
-    step, path = found[-1]
+    """Goes on from the newest complete checkpoint, of which there must be one."""
+    step, path = complete_checkpoints(checkpoint_root(run.recipe, run.run_dir))[-1]
     state = json.loads((path / _STATE).read_text())
     if state["step"] != step:
         raise UserError(f"{path / _STATE}: says step {state['step']}, expected {step}")

@@ -7,6 +7,7 @@ import torch
 
 from nemo_rl_moe.bench.flops import shape_of, training_flops
 from nemo_rl_moe.grpo.sampling import zero_std_fraction
+from nemo_rl_moe.loops import checkpointing, validation
 from nemo_rl_moe.loops.components import Run
 from nemo_rl_moe.loops.rollout import Rollouts
 from nemo_rl_moe.tracking.throughput import throughput
@@ -27,6 +28,17 @@ def log_step(run: Run, step: int, rollouts: Rollouts, metrics: dict[str, float])
     )
     run.tracker.rollouts(step, samples(rollouts, run.recipe.logger.num_rollout_samples))
     run.tracker.log(step, rollout_metrics(run, rollouts) | metrics | timing | rates)
+
+
+def end_early(run: Run, step: int) -> None:
+    """The data ended before the last step: does what the last step would have done, so that nothing trained is lost."""
+    run.tracker.event(f"the training data ended after {run.recipe.grpo.max_num_epochs} epoch(s), at step {step}")
+    if step < run.start_step:
+        return
+    metrics = validation.validate_at_end(run, step)
+    if metrics:
+        run.tracker.log(step, metrics)
+    checkpointing.save_at_end(run, step, metrics)
 
 
 def rollout_metrics(run: Run, rollouts: Rollouts) -> dict[str, float]:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import contextlib
 import signal
 from collections.abc import Iterator
-from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from nemo_rl_moe.cluster.ray_cluster import ray_session, reserve_devices
+from nemo_rl_moe.cluster.ray_cluster import check_resources, ray_session, reserve_devices
 from nemo_rl_moe.data.datasets import load_prompts
 from nemo_rl_moe.data.loader import PromptLoader
 from nemo_rl_moe.data.tokenizer import load_tokenizer
@@ -32,8 +31,8 @@ EXIT_DONE, EXIT_FAILED, EXIT_USER, EXIT_INTERRUPTED = 0, 1, 2, 130
 def run_recipe(loaded: LoadedRecipe, *, resume: bool) -> int:
     """Runs a recipe to its end.
 
-    Tokenizer, prompts and verifiers are made before anything is written or started, so that a user's mistake in them
-    leaves nothing behind.
+    Tokenizer, prompts, verifiers and the cluster's resources are checked before the run directory is made, so that a
+    user's mistake in them leaves nothing behind.
 
     Args:
         loaded: the checked recipe.
@@ -48,12 +47,21 @@ def run_recipe(loaded: LoadedRecipe, *, resume: bool) -> int:
     """
     recipe = loaded.recipe
     data = load_data(recipe)
+    root = checkpointing.checkpoint_root(recipe, loaded.run_dir)
+    nothing_to_resume = resume and not checkpointing.complete_checkpoints(root)
+    resume = resume and not nothing_to_resume
+    if not resume:
+        checkpointing.refuse_foreign(recipe, root)
     with contextlib.ExitStack() as stack:
         verifiers = stack.enter_context(VerifierPool(recipe.env))
-        root = checkpointing.checkpoint_root(recipe, Path(recipe.logger.log_dir or f"runs/{loaded.name}"))
-        resume = resume and bool(checkpointing.complete_checkpoints(root))
+        stack.enter_context(ray_session(recipe.cluster))
+        # After Ray's start, which puts a handler of its own in place that ends the process without a clean-up.
+        stack.enter_context(_sigterm_as_interrupt())
+        check_resources(recipe.cluster)
         directory = RunDirectory.open(loaded, resume=resume)
         tracker = Tracker(directory, loaded)
+        if nothing_to_resume:
+            tracker.event("there is no complete checkpoint to resume from: starting at step 1")
         code, reason = EXIT_FAILED, "failed"
         try:
             _run(loaded, data, verifiers, tracker, directory, resume=resume)
@@ -90,9 +98,6 @@ def _run(
     """Starts the workers, wires the parts together and hands them to the driver."""
     recipe, layout = loaded.recipe, plan(loaded.recipe)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(ray_session(recipe.cluster))
-        # After Ray's start, which puts a handler of its own in place that ends the process without a clean-up.
-        stack.enter_context(_sigterm_as_interrupt())
         placement = stack.enter_context(reserve_devices(recipe.cluster))
         tracker.event(f"starting {len(layout.policy_ranks)} policy rank(s) and {len(layout.engines)} engine(s)")
         policy, generator = start_workers(stack, recipe, layout, placement, directory.path / "logs")

@@ -21,14 +21,17 @@ def refit(run: Run) -> None:
         run.synchronizer.sync(run.weight_version)
 
 
-def sampling_spec(run: Run, step: int) -> SamplingSpec:
-    """Training draws of a step: the seed is a function of run seed and step alone, so that a resumed run repeats it."""
+def sampling_spec(run: Run, step: int, generation_batch: int = 0) -> SamplingSpec:
+    """Training draws of a step, a function of run seed, step and generation batch, so that a resumed run repeats them.
+
+    A prompt that comes back in a later generation batch of the step (an epoch ended in between) needs new draws.
+    """
     grpo, generation = run.recipe.grpo, run.recipe.policy.generation
     return SamplingSpec(
         temperature=generation.temperature,
         max_new_tokens=generation.max_new_tokens,
         n=grpo.num_generations_per_prompt,
-        seed=grpo.seed * 1_000_003 + step,
+        seed=(grpo.seed * 1_000_003 + step) * 1_009 + generation_batch,
     )
 
 
@@ -37,7 +40,7 @@ def sample_batch(run: Run, step: int) -> Rollouts | None:
 
     With dynamic sampling, groups whose rewards are all equal are dropped whole and further prompts are sampled.
     """
-    cfg, spec = run.recipe.grpo, sampling_spec(run, step)
+    cfg = run.recipe.grpo
     sampler = DynamicSampler(cfg.num_prompts_per_step, cfg.dynamic_sampling_max_gen_batches)
     parts: list[Rollouts] = []
     while not sampler.done:
@@ -45,7 +48,7 @@ def sample_batch(run: Run, step: int) -> Rollouts | None:
             prompts = next(run.data.loader, None)
         if prompts is None:
             return None
-        rollouts = generate_and_score(run, prompts, spec)
+        rollouts = generate_and_score(run, prompts, sampling_spec(run, step, sampler.batches))
         if not cfg.use_dynamic_sampling:
             return rollouts
         values = rollouts.batch.sample_values

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from nemo_rl_moe.loops import checkpointing, validation
 from nemo_rl_moe.loops.components import Run
-from nemo_rl_moe.loops.report import log_step
+from nemo_rl_moe.loops.report import end_early, log_step
 from nemo_rl_moe.loops.step import refit, sample_batch, train_on
 
 
@@ -12,12 +12,12 @@ def train(run: Run) -> None:
     """Runs the recipe's steps: refit, sample, score, train, and now and then validate and save."""
     refit(run)
     if run.recipe.grpo.val_at_start and run.start_step == 1:
-        validation.validate(run, step=0)
+        validation.validate_at_start(run)
     run.timer.start()
     for step in range(run.start_step, run.recipe.grpo.max_num_steps + 1):
         rollouts = sample_batch(run, step)
         if rollouts is None:
-            run.tracker.event(f"the training data ended after {run.recipe.grpo.max_num_epochs} epoch(s)")
+            end_early(run, step - 1)
             break
         metrics = train_on(run, rollouts)
         refit(run)

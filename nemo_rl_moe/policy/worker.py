@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -169,6 +171,9 @@ class PolicyWorker:
         from nemo_rl_moe.policy.megatron import weights
 
         weights.save_hf(self._chunks, folder, self._layout, self._recipe.policy.model_name)
+        if self._rank == 0 and (overrides := self._recipe.policy.hf_config_overrides):
+            path = Path(folder) / "config.json"
+            path.write_text(json.dumps(json.loads(path.read_text()) | overrides, indent=2))
 
     def shutdown(self) -> None:
         """Leaves the process group."""

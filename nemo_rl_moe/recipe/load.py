@@ -42,6 +42,11 @@ class LoadedRecipe:
         return self.path.stem
 
     @property
+    def run_dir(self) -> Path:
+        """Run directory: `logger.log_dir`, else `runs/<name>`."""
+        return Path(self.recipe.logger.log_dir or f"runs/{self.name}")
+
+    @property
     def resolved(self) -> dict[str, Any]:
         """Every key of the schema with its value, defaults included, as plain data (what config.yaml holds)."""
         return self.recipe.model_dump(mode="json")

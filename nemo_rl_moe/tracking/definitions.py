@@ -121,7 +121,7 @@ _TRAIN = (
     (
         "skipped_steps",
         "update",
-        "Optimizer steps that changed nothing, because the loss or a gradient was not finite.",
+        "Optimizer steps that changed nothing, because the loss or a gradient was not finite, or no token counted.",
         _COUNT,
     ),
     (

@@ -61,7 +61,7 @@ class RunDirectory:
             UserError: the directory is held by a running process, holds something that is not a run, holds a run of
                 another recipe (without `resume`), or its data or model differ from the recipe's (with `resume`).
         """
-        path = Path(loaded.recipe.logger.log_dir or f"runs/{loaded.name}")
+        path = loaded.run_dir
         notes = []
         earlier = _earlier_run(path)
         if earlier is not None and not resume:

@@ -38,15 +38,21 @@ def load_checkpoint(trainer: Trainer, folder: str) -> None:
     """Reads what `save_checkpoint` wrote; collective over all ranks.
 
     Raises:
-        UserError: the folder holds no checkpoint of this format.
+        UserError: the folder holds no checkpoint of this format, or one of another model.
     """
     from megatron.core import dist_checkpointing
+    from megatron.core.dist_checkpointing.core import CheckpointingException
 
     if not dist_checkpointing.check_is_distributed_checkpoint(folder):
         raise UserError(f"{folder}: not a trainer checkpoint (no metadata.json in it)")
     common = dist_checkpointing.load_common_state_dict(folder)
     same_ranks = common["world_size"] == dist.get_world_size()
-    state = dist_checkpointing.load(_request(trainer, is_loading=True, with_random=same_ranks), folder)
+    request = _request(trainer, is_loading=True, with_random=same_ranks)
+    try:
+        state = dist_checkpointing.load(request, folder)
+    except (CheckpointingException, KeyError) as error:
+        raise UserError(f"{folder}: the checkpoint does not fit the model: {str(error)[:500]}") from error
+    # Every weight was asked for by name and shape above; what may be missing is extra state of Megatron's modules.
     trainer.model[0].load_state_dict(state["model"], strict=False)
     for i, part in enumerate(_parts(trainer)):
         _load_optimizer(part, state["optimizer"][str(i)], common["optimizer_steps"])

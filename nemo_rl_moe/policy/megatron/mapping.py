@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -33,8 +32,7 @@ _COPIED = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(NamedTuple):
     """One rectangle that a Hugging Face tensor and a local parameter have in common.
 
     Attributes:
@@ -58,7 +56,17 @@ def hf_tensor_specs(shape: ModelShape, dtype: torch.dtype) -> list[Spec]:
 
 
 def map_parameters(model: Sequence[Any], layout: ParallelLayout) -> list[Piece]:
-    """All pieces of this rank. Parameters are held, not their memory, so the list stays right when that moves."""
+    """All pieces of this rank, worked out once for each model.
+
+    Parameters are held, not their memory, so the list stays right when the optimizer moves that.
+    """
+    first = unwrap(model[0])
+    if getattr(first, "hf_pieces", None) is None:
+        first.hf_pieces = _map_parameters(model, layout)
+    return first.hf_pieces
+
+
+def _map_parameters(model: Sequence[Any], layout: ParallelLayout) -> list[Piece]:
     found: list[tuple[str, Rectangle, torch.nn.Parameter]] = []
     for chunk in map(unwrap, model):
         split = _Splitter(chunk.hf_shape, layout)

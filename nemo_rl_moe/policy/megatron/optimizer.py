@@ -142,8 +142,8 @@ def gather_parameters(trainer: Trainer) -> None:
 
 
 @torch.no_grad()
-def apply_gradients(trainer: Trainer, loss_is_finite: bool) -> tuple[float, bool]:
-    """One optimizer and schedule step, unless the loss or a gradient of any rank is not finite.
+def apply_gradients(trainer: Trainer, trainable: bool) -> tuple[float, bool]:
+    """One optimizer and schedule step, unless a rank says that it must not be or has a gradient that is not finite.
 
     Megatron checks for overflow only in float16, so one NaN would spoil all weights; here the step is left out.
 
@@ -155,7 +155,7 @@ def apply_gradients(trainer: Trainer, loss_is_finite: bool) -> tuple[float, bool
     optimizer = trainer.optimizer
     overflow = optimizer.prepare_grads()
     norm = float(optimizer.get_grad_norm())
-    bad = torch.tensor([float(overflow or not loss_is_finite or not math.isfinite(norm))])
+    bad = torch.tensor([float(overflow or not trainable or not math.isfinite(norm))])
     bad = bad.to(trainer.device)
     dist.all_reduce(bad, dist.ReduceOp.MAX)
     if bad.item():

@@ -32,8 +32,8 @@ def train_step(
 
     Returns:
         On the last pipeline stage: the loss's metrics over the global batch. Everywhere: `grad_norm` (before clipping),
-        `lr` (that of this step) and `skipped_steps` (1.0 when the loss or a gradient was not finite and nothing was
-        updated).
+        `lr` (that of this step) and `skipped_steps` (1.0 when the loss or a gradient was not finite, or no token was
+        in the loss, and nothing was updated).
     """
     from megatron.core import parallel_state as mpu
 
@@ -62,7 +62,9 @@ def train_step(
     lr = current_lr(trainer)
     parts = run_schedule(trainer, shard, mask, consume, forward_only=False)
     metrics = reduce_metrics(parts, mpu.get_data_parallel_group(with_context_parallel=True), device)
-    norm, updated = apply_gradients(trainer, math.isfinite(metrics.get("loss", 0.0)))
+    # Without a token in the loss the gradient is 0, but momentum and weight decay would move the weights all the same.
+    trainable = step.counts.tokens > 0 and math.isfinite(metrics.get("loss", 0.0))
+    norm, updated = apply_gradients(trainer, trainable)
     return {**metrics, "grad_norm": norm, "lr": lr, "skipped_steps": 0.0 if updated else 1.0}
 
 

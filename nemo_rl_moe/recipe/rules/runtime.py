@@ -39,8 +39,15 @@ CPU_ONLY_LIMITS = [
     Limit(f"{VLLM}.pipeline_parallel_size", (1,), _ONE_PROCESS),
     Limit(f"{VLLM}.expert_parallel_size", (1,), _ONE_PROCESS),
 ]
+# Ignored on GPUs only; a CPU engine is one process anyway.
+GPU_ONLY_LIMITS = [
+    Limit(f"{VLLM}.{kind}_parallel_size", (1,), "only an engine's first device is reserved yet")
+    for kind in ("tensor", "pipeline", "expert")
+]
 # Not acted on by the runtime of this version, on any device.
 RUN_LIMITS = [
+    Limit("cluster.num_nodes", (1,), "weights reach the engines through memory of one host"),
+    Limit(f"{MEGATRON}.moe_router_load_balancing_type", ("none",), "its loss would depend on the micro-batch split"),
     Limit("cluster.segment_size", (None,), _NOT_YET),
     Limit(f"{ASYNC}.enabled", (False,), _NOT_YET),
     Limit(f"{VLLM}.async_engine", (False,), _NOT_YET),
@@ -74,6 +81,41 @@ def cpu_limits(context: Context) -> Iterator[Finding]:
         yield from _beyond(context, [*CPU_ONLY_LIMITS, *RUN_LIMITS])
 
 
+# What the engine is built with for correctness or from keys of its own: a second value would win without a word.
+OWN_ENGINE_ARGUMENTS = frozenset(
+    [
+        "model",
+        "tokenizer",
+        "trust_remote_code",
+        "hf_overrides",
+        "dtype",
+        "tensor_parallel_size",
+        "pipeline_parallel_size",
+        "seed",
+        "block_size",
+        "enable_expert_parallel",
+        "max_model_len",
+        "enforce_eager",
+        "logprobs_mode",
+        "weight_transfer_config",
+        "worker_extension_cls",
+        "kv_cache_memory_bytes",
+        "enable_chunked_prefill",
+        "gpu_memory_utilization",
+        "enable_sleep_mode",
+    ]
+)
+
+
+@rule("vLLM arguments", "vllm_kwargs must not replace what the run itself gives the engine.")
+def own_engine_arguments(context: Context) -> Iterator[Finding]:
+    for name in sorted(OWN_ENGINE_ARGUMENTS & set(context.recipe.policy.generation.vllm_kwargs)):
+        yield Finding(
+            (f"policy.generation.vllm_kwargs.{name}",),
+            f"the run sets vLLM's {name} itself, from its own keys or because its log-probabilities depend on it",
+        )
+
+
 def _beyond(context: Context, limits: list[Limit]) -> Iterator[Finding]:
     device = context.recipe.cluster.device
     for key, honoured, reason in limits:
@@ -87,7 +129,12 @@ def _text(value: Any) -> str:
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
-RUN_RULE = Rule("run limits", "A run refuses what it would ignore.", lambda context: _beyond(context, RUN_LIMITS))
+def _run_limits(context: Context) -> Iterator[Finding]:
+    on_gpu = context.recipe.cluster.device == "cuda"
+    yield from _beyond(context, [*RUN_LIMITS, *(GPU_ONLY_LIMITS if on_gpu else [])])
+
+
+RUN_RULE = Rule("run limits", "A run refuses what it would ignore.", _run_limits)
 
 
 def run_problems(context: Context) -> list[Problem]:

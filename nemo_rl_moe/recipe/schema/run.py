@@ -148,5 +148,7 @@ class CheckpointingConfig(Section):
     """Checkpoints kept, best metric first; null keeps all."""
     metric_name: str | None = None
     """Metric that ranks checkpoints, such as `validation/accuracy`; null keeps the newest."""
+    save_hf: bool = True
+    """Also write the model as a Hugging Face folder, step_<n>/hf, which transformers and vLLM load."""
     higher_is_better: bool = True
     """Whether a larger metric is better."""

@@ -66,6 +66,12 @@ def test_a_checkpoint_of_dp2_goes_on_under_another_layout_to_1e_5(request, moe_f
         assert abs(step["grad_norm"] - other["grad_norm"]) < 1e-3
 
 
+def test_a_checkpoint_of_another_model_is_refused_with_its_folder_named(pair, dense_folder, saved):
+    policy = pair.policy(make_recipe(dense_folder, **COMMON))
+    with pytest.raises(UserError, match=f"{saved[0]}: the checkpoint does not fit the model"):
+        policy.load(saved[0])
+
+
 def test_loading_from_a_folder_without_a_checkpoint_names_it(solo, dense_folder, tmp_path: Path):
     policy = solo.policy(make_recipe(dense_folder))
     with pytest.raises(UserError, match=f"{tmp_path}: not a trainer checkpoint"):

@@ -101,11 +101,22 @@ def test_token_mean_of_2_tokens_at_loss_1_and_8_at_loss_0_is_0_2_not_0_5(request
     assert abs(metrics["loss"] - 0.2) < 1e-6
 
 
-def test_a_batch_that_is_masked_out_gives_loss_0_and_leaves_the_weights_alone(solo, moe_folder):
+def test_a_batch_that_is_masked_out_gives_loss_0_and_gradient_0(solo, moe_folder):
     batch = make_batch().with_values(samples={"sample_mask": np.zeros(12, dtype=np.float32)})
     loss, gradient, _ = one_step(solo, moe_folder, batch)
     assert loss == 0.0
     assert all((g == 0).all() for g in gradient.values())
+
+
+def test_momentum_of_two_steps_does_not_move_the_weights_in_a_masked_out_third(solo, moe_folder):
+    policy = solo.policy(make_recipe(moe_folder, **ON_POLICY))
+    for _ in range(2):
+        policy.train(make_batch())
+    before = _parameters(solo)
+    metrics = policy.train(make_batch().with_values(samples={"sample_mask": np.zeros(12, dtype=np.float32)}))
+    after = _parameters(solo)
+    assert metrics["skipped_steps"] == 1.0
+    assert all(np.array_equal(before[name], after[name]) for name in before)
 
 
 def test_a_nan_advantage_skips_the_step_on_all_ranks_and_the_next_step_is_as_if_nothing_had_been(pair, moe_folder):

@@ -54,6 +54,15 @@ def M(rule, base, keys, message, blamed=None, severity="error"):
     return Mutation(rule, base, keys, message, blamed, severity)
 
 
+ENGINE = [
+    M(
+        "vLLM arguments",
+        TINY,
+        {"policy.generation.vllm_kwargs": {"logprobs_mode": "raw_logprobs"}},
+        "the run sets vLLM's logprobs_mode itself",
+        "policy.generation.vllm_kwargs.logprobs_mode",
+    ),
+]
 LAYOUT = [
     M("world size", DENSE, {"cluster.num_nodes": 3}, "24 training devices are not a multiple of TP 4 x PP 4 x CP 1 = 16"),
     M("world size", EP2, {"cluster.gpus_per_node": 3, f"{MEGATRON}.pipeline_model_parallel_size": 2}, "3 training devices", f"{MEGATRON}.pipeline_model_parallel_size"),
@@ -186,7 +195,7 @@ NAMING = [
     M("CPU limits", EP2, {"cluster.segment_size": 1}, "1 with cluster.device cpu, expected null"),
     M("CPU limits", TINY, {f"{MEGATRON}.cuda_graph_impl": "local"}, "local with cluster.device cpu, expected none"),
 ]  # fmt: skip
-MUTATIONS = [*LAYOUT, *BATCHES, *OBJECTIVE, *PLACEMENT, *DISPATCH, *TRAINER, *PRECISION, *NAMING]
+MUTATIONS = [*ENGINE, *LAYOUT, *BATCHES, *OBJECTIVE, *PLACEMENT, *DISPATCH, *TRAINER, *PRECISION, *NAMING]
 
 
 @pytest.fixture(autouse=True)
