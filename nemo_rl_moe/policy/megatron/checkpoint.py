@@ -41,17 +41,14 @@ def load_checkpoint(trainer: Trainer, folder: str) -> None:
         UserError: the folder holds no checkpoint of this format, or one of another model.
     """
     from megatron.core import dist_checkpointing
-    from megatron.core.dist_checkpointing.core import CheckpointingException
 
     if not dist_checkpointing.check_is_distributed_checkpoint(folder):
         raise UserError(f"{folder}: not a trainer checkpoint (no metadata.json in it)")
     common = dist_checkpointing.load_common_state_dict(folder)
     same_ranks = common["world_size"] == dist.get_world_size()
     request = _request(trainer, is_loading=True, with_random=same_ranks)
-    try:
-        state = dist_checkpointing.load(request, folder)
-    except (CheckpointingException, KeyError) as error:
-        raise UserError(f"{folder}: the checkpoint does not fit the model: {str(error)[:500]}") from error
+    _check_fit(folder, request["model"])
+    state = dist_checkpointing.load(request, folder)
     # Every weight was asked for by name and shape above; what may be missing is extra state of Megatron's modules.
     trainer.model[0].load_state_dict(state["model"], strict=False)
     for i, part in enumerate(_parts(trainer)):
@@ -60,6 +57,26 @@ def load_checkpoint(trainer: Trainer, folder: str) -> None:
     trainer.scheduler.step(common["scheduler_steps"])
     if same_ranks:
         _set_random_state(state["random"])
+
+
+def _check_fit(folder: str, model: dict[str, Any]) -> None:
+    """Compares names and full shapes; Megatron would end the process with all names of both sides.
+
+    Raises:
+        UserError: naming the first weights that are missing or of another shape.
+    """
+    from megatron.core import dist_checkpointing
+    from megatron.core.dist_checkpointing.dict_utils import nested_values
+    from megatron.core.dist_checkpointing.mapping import ShardedTensor
+
+    stored = {name: tuple(t.global_shape) for name, t in dist_checkpointing.load_tensors_metadata(folder).items()}
+    wrong = {}
+    for wanted in (t for t in nested_values(model) if isinstance(t, ShardedTensor)):
+        found = stored.get(wanted.key)
+        if found != tuple(wanted.global_shape):
+            wrong[wanted.key] = f"{wanted.key} is {found or 'missing'}, expected {tuple(wanted.global_shape)}"
+    if wrong:
+        raise UserError(f"{folder}: the checkpoint does not fit the model: {'; '.join(list(wrong.values())[:5])}")
 
 
 def _collect_results_in_process() -> None:
