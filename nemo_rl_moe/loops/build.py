@@ -32,8 +32,9 @@ def start_workers(
     policy, generator = Policy(policy_workers, recipe), Generator(generation_workers, recipe)
     # Both sides spend most of their start-up importing and reading files, so they wait better together.
     with ThreadPoolExecutor(2) as pool:
-        for future in [pool.submit(policy.setup), pool.submit(generator.setup)]:
-            future.result()
+        policy_ready, generator_ready = pool.submit(policy.setup), pool.submit(generator.setup)
+        policy_ready.result()
+        generator_ready.result()
     return policy, generator
 
 

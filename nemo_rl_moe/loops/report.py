@@ -24,7 +24,7 @@ def log_step(run: Run, step: int, rollouts: Rollouts, metrics: dict[str, float])
         run.plan.policy_world,
         run.plan.generation_world,
         run.plan.total_devices,
-        train_flops=None if shape is None else training_flops(shape, lengths),
+        train_flops=None if shape is None else training_flops(shape, lengths.tolist()),
     )
     run.tracker.rollouts(step, samples(rollouts, run.recipe.logger.num_rollout_samples))
     run.tracker.log(step, rollout_metrics(run, rollouts) | metrics | timing | rates)

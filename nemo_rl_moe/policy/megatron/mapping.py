@@ -46,7 +46,7 @@ class Piece(NamedTuple):
     name: str
     hf_index: Index
     parameter: torch.nn.Parameter
-    index: Index
+    index: Index  # type: ignore[assignment]
     owned: bool = True
 
 

@@ -83,7 +83,7 @@ def cpu_limits(context: Context) -> Iterator[Finding]:
 
 # What the engine is built with for correctness or from keys of its own: a second value would win without a word.
 OWN_ENGINE_ARGUMENTS = frozenset(
-    [
+    {
         "model",
         "tokenizer",
         "trust_remote_code",
@@ -103,7 +103,7 @@ OWN_ENGINE_ARGUMENTS = frozenset(
         "enable_chunked_prefill",
         "gpu_memory_utilization",
         "enable_sleep_mode",
-    ]
+    }
 )
 
 
