@@ -6,7 +6,7 @@ import contextlib
 import signal
 from collections.abc import Iterator
 from types import FrameType
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from nemo_rl_moe.cluster.ray_cluster import check_resources, ray_session, reserve_devices
 from nemo_rl_moe.data.datasets import load_prompts
@@ -56,7 +56,7 @@ def run_recipe(loaded: LoadedRecipe, *, resume: bool) -> int:
         verifiers = stack.enter_context(VerifierPool(recipe.env))
         stack.enter_context(ray_session(recipe.cluster))
         # After Ray's start, which puts a handler of its own in place that ends the process without a clean-up.
-        stack.enter_context(_sigterm_as_interrupt())
+        stack.enter_context(_signals_as_interrupt())
         check_resources(recipe.cluster)
         directory = RunDirectory.open(loaded, resume=resume)
         tracker = Tracker(directory, loaded)
@@ -121,14 +121,19 @@ def _run(
 
 
 @contextlib.contextmanager
-def _sigterm_as_interrupt() -> Iterator[None]:
-    """A job scheduler ends a run with SIGTERM; it deserves the same clean stop as Ctrl-C."""
+def _signals_as_interrupt() -> Iterator[None]:
+    """SIGINT and SIGTERM end the run in the same clean way.
+
+    A job scheduler sends SIGTERM. SIGINT gets a handler too, because a shell starts background jobs with it ignored.
+    """
 
     def interrupt(_signal: int, _frame: FrameType | None) -> NoReturn:
         raise KeyboardInterrupt
 
-    previous: Any = signal.signal(signal.SIGTERM, interrupt)
+    signals = (signal.SIGINT, signal.SIGTERM)
+    previous = [signal.signal(number, interrupt) for number in signals]
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, previous)
+        for number, handler in zip(signals, previous, strict=True):
+            signal.signal(number, handler)

@@ -37,8 +37,10 @@ def test_a_signal_ends_a_run_with_130_and_no_process_or_buffer_is_left_after_10_
     children = psutil.Process(run.pid).children(recursive=True)
     assert len(children) >= 3, "".join(seen)  # Ray, two workers, a verifier
     run.send_signal(sent)
-    run.stdout.read()
-    assert run.wait(timeout=60) == 130
+    try:
+        assert run.wait(timeout=60) == 130
+    finally:
+        run.kill()
     deadline = time.monotonic() + 10
     while any(c.is_running() and c.status() != psutil.STATUS_ZOMBIE for c in children):
         assert time.monotonic() < deadline, [c.cmdline() for c in children if c.is_running()]
