@@ -116,6 +116,21 @@ class Bench:
                 f"{_rate(logprobs)}, {logprobs['ratio_to_bare']:.2f} of bare"
             )
 
+    def refit(self) -> None:
+        """200 MB of weights from the trainer's parameters to the receiver's buffer, against memcpy."""
+        load = report.load_average()
+        command = [sys.executable, str(REPOSITORY / "tools/bench_refit.py"), "--json", f"--rounds={self.steps(10)}"]
+        results = run_child(command, threads=1, name="refit")["results"]
+        self._add(
+            f"refit of {results['bytes'] / 1e6:.0f} MB, trainer's parameters to the engine's buffer, against memcpy",
+            _between(results["export_gb_per_s"], "GB/s"),
+            _between(results["memcpy_gb_per_s"], "GB/s"),
+            results["ratio_to_memcpy"],
+            0.5,
+            load,
+        )
+        self.notes.append(f"refit: the engine's own reload of the same weights: {_between(results['reload_s'], 's')}")
+
     def _against_trl(self, workload: Workload, threads: int, *, goal: float, steps: int) -> None:
         """Takes turns, two runs of each side, so that a slow minute of the machine hits both."""
         folder = workloads.make(workload, ROOT)
@@ -159,6 +174,10 @@ class Bench:
 
     def _add(self, what: str, ours: str, reference: str, ratio: float, goal: float, load: float) -> None:
         self.rows.append(Row(what, ours, reference, ratio, goal, True, load))
+
+
+def _between(result: dict[str, float], unit: str) -> str:
+    return f"{result['median']:.3g} {unit} ({result['least']:.3g}-{result['most']:.3g})"
 
 
 def _rate(result: dict[str, float]) -> str:
@@ -207,6 +226,7 @@ PARTS: dict[str, Callable[[Bench], None]] = {
     "trl-varied": Bench.trl_varied,
     "overhead": Bench.overhead,
     "generation": Bench.generation,
+    "refit": Bench.refit,
 }
 
 

@@ -31,8 +31,8 @@ def plain_recipe(
             "max_total_sequence_length": longest,
             "sequence_packing": {
                 "enabled": True,
-                "train_mb_tokens": max(longest, 1024),
-                "logprob_mb_tokens": max(longest, 1024),
+                "train_mb_tokens": max(longest, 8192),
+                "logprob_mb_tokens": max(longest, 8192),
             },
             "megatron_cfg": {"optimizer": {"lr": 1e-6, "min_lr": 1e-6, "weight_decay": 0.0}},
             "generation": {
