@@ -99,11 +99,10 @@ def test_three_versions_of_the_weights_give_equal_logprobs_in_all_three_to_5e_5(
         sampled = batch.token_mask
         assert set(batch.sample_values["weight_versions"]) == {version}
         assert largest_difference(batch.token_values["generation_logprobs"], truth, sampled) <= 5e-5
-        everything = np.ones_like(sampled)
         trained = policy.logprobs(batch)
-        assert largest_difference(trained, truth, everything) <= 5e-5
+        assert largest_difference(trained, truth, sampled) <= 5e-5
         reference = policy.logprobs(batch, reference=True)
-        assert largest_difference(reference, huggingface_logprobs(MODEL, batch), everything) <= 5e-5
+        assert largest_difference(reference, huggingface_logprobs(MODEL, batch), sampled) <= 5e-5
         if previous is not None:
             # The weights did change, so agreement above is not agreement about the old ones.
             assert largest_difference(huggingface_logprobs(previous, batch), truth, sampled) > 1e-2
