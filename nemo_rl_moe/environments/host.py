@@ -32,6 +32,8 @@ from nemo_rl_moe.environments.verifiers import VerifyFunction, load_verifier
 
 _PR_SET_PDEATHSIG = 1
 _MESSAGE_LIMIT = 2000
+# Rewards travel as float32, in which anything larger is infinite.
+_LARGEST_REWARD = 3.4028234e38
 _HEADER = struct.Struct("<Q")
 
 
@@ -132,9 +134,10 @@ def _score(verify: VerifyFunction, response: str, metadata: dict[str, Any]) -> t
         at = f" (at {frames[-1].filename}:{frames[-1].lineno})" if frames else ""
         return ("raised", f"{type(error).__name__}: {error}"[:_MESSAGE_LIMIT] + at)
     if isinstance(value, Real):
-        reward = float(value)
-        if reward - reward == 0.0:  # neither infinite nor NaN
-            return ("ok", reward)
+        with contextlib.suppress(OverflowError):  # an int too large for a float
+            reward = float(value)
+            if abs(reward) <= _LARGEST_REWARD:  # False for NaN too
+                return ("ok", reward)
     return ("bad", f"{_short(value)} ({type(value).__name__})")
 
 

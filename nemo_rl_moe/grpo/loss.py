@@ -1,4 +1,16 @@
-"""The clipped policy-gradient loss with a KL term, as each micro-batch's share of the global mean."""
+"""The clipped policy-gradient loss with a KL term, as each micro-batch's share of the global mean.
+
+L = mean over tokens of [ w_t S_t + beta KL_t ], with
+
+- r_t = exp(log p_t - log p_prev,t) (PPO, arXiv:1707.06347), or for `sequence_level_importance_ratios` the geometric
+  mean of a sequence's r_t (GSPO, arXiv:2507.18071), or for `force_on_policy_ratio` 1 with the gradient of log p_t;
+- S_t = max(-A r, -A clip(r, 1 - ratio_clip_min, 1 + ratio_clip_max)); with `ratio_clip_c` and A < 0 at most
+  -A ratio_clip_c (dual clip, arXiv:1912.09729);
+- w_t: `importance_weights`, or 1 without the correction; no gradient;
+- KL_t: `kl_estimate` against the reference (arXiv:2402.03300).
+
+The mean is over all tokens of the global batch (`token_level_loss`), or over its sequences of each one's token mean.
+"""
 
 from __future__ import annotations
 
@@ -14,20 +26,10 @@ from nemo_rl_moe.recipe.schema import LossConfig
 
 
 def grpo_loss(config: LossConfig, batch: TokenBatch, counts: GlobalCounts) -> tuple[Tensor, dict[str, Tensor]]:
-    """This micro-batch's share of the loss and metrics of the global batch.
+    """This micro-batch's share of the loss and metrics of the global batch; the formula is in the module's docstring.
 
-    L = mean over tokens of [ w_t S_t + beta KL_t ], with
-
-    - r_t = exp(log p_t - log p_prev,t) (PPO, arXiv:1707.06347), or for `sequence_level_importance_ratios` the geometric
-      mean of a sequence's r_t (GSPO, arXiv:2507.18071), or for `force_on_policy_ratio` 1 with the gradient of log p_t;
-    - S_t = max(-A r, -A clip(r, 1 - ratio_clip_min, 1 + ratio_clip_max)); with `ratio_clip_c` and A < 0 at most
-      -A ratio_clip_c (dual clip, arXiv:1912.09729);
-    - w_t: `importance_weights`, or 1 without the correction; no gradient;
-    - KL_t: `kl_estimate` against the reference (arXiv:2402.03300).
-
-    The mean is over all tokens of the global batch (`token_level_loss`), or over its sequences of each one's token
-    mean. Shares are sums divided by the global counts: adding those of all micro-batches and ranks gives L and its
-    gradient, however the sequences are split. Scaling for DDP is the caller's.
+    Shares are sums divided by the global counts: adding those of all micro-batches and ranks gives L and its gradient,
+    however the sequences are split. Scaling for DDP is the caller's.
 
     Log-ratios are exponentiated up to plus or minus 20, so value and gradient are finite for every finite input and for
     log-probabilities of -inf. NaN in a counting token's log-probability makes the loss NaN, so that the trainer can see
@@ -46,21 +48,10 @@ def grpo_loss(config: LossConfig, batch: TokenBatch, counts: GlobalCounts) -> tu
     logprobs = kept_logprobs(keep, batch.logprobs)
     prev = _previous_logprobs(config, batch, keep, logprobs)
     generation = kept_logprobs(keep, batch.generation_logprobs)
-    advantages = where_kept(keep, batch.advantages)
 
     ratio = _policy_ratio(config, batch, logprobs - prev)
-    surrogate, clamped, clipped = clipped_surrogate(config, ratio, advantages)
-    weights, outside = importance_weights(
-        prev,
-        generation,
-        batch.mask,
-        batch.sequence_ids,
-        batch.num_sequences,
-        truncation=config.truncated_importance_sampling_type,
-        upper=config.truncated_importance_sampling_ratio,
-        lower=config.truncated_importance_sampling_ratio_min,
-        sequence_level=config.sequence_level_importance_ratios,
-    )
+    surrogate, clamped, clipped = clipped_surrogate(config, ratio, where_kept(keep, batch.advantages))
+    weights, outside = _sampling_weights(config, batch, prev, generation)
     if config.use_importance_sampling_correction:
         surrogate = weights * surrogate
     policy_loss = _loss_mean(config.token_level_loss, surrogate, batch, counts)
@@ -69,26 +60,20 @@ def grpo_loss(config: LossConfig, batch: TokenBatch, counts: GlobalCounts) -> tu
     loss = policy_loss + beta * kl if beta else policy_loss
 
     with torch.no_grad():
-        current = logprobs.detach()
-        entropy = approximate_entropy(current, generation) if batch.entropy is None else batch.entropy.detach()
         per_token = {
-            "probs_ratio": ratio.detach(),
-            "probs_ratio_clamped": clamped.detach(),
-            "clip_fraction": clipped.to(current.dtype),
-            "importance_out_of_bounds": outside.to(current.dtype),
-            "approx_entropy": where_kept(keep, entropy),
+            "clip_fraction": clipped.to(loss.dtype),
+            "importance_out_of_bounds": outside.to(loss.dtype),
+            "approx_entropy": _entropy(batch, keep, logprobs, generation),
             **agreement_metrics(prev, generation),
         }
-        metrics = {name: _token_mean(values, batch, counts) for name, values in per_token.items()}
         by_token = not config.sequence_level_importance_ratios
-        metrics |= {
+        metrics = {name: _token_mean(values, batch, counts) for name, values in per_token.items()} | {
             "loss": loss.detach(),
             "policy_loss": policy_loss.detach(),
             "kl_penalty": kl.detach(),
             "sampling_importance_ratio": _loss_mean(by_token, weights, batch, counts),
-            "probs_ratio_max": extreme(ratio.detach(), keep, counts.tokens, largest=True),
-            "probs_ratio_min": extreme(ratio.detach(), keep, counts.tokens, largest=False),
-            "empty_microbatches": (~keep.any()).to(current.dtype),
+            "empty_microbatches": (~keep.any()).to(loss.dtype),
+            **_ratio_metrics(batch, counts, keep, ratio, clamped),
         }
     return loss, metrics
 
@@ -127,6 +112,38 @@ def _policy_ratio(config: LossConfig, batch: TokenBatch, log_ratio: Tensor) -> T
         means = sequence_mean(log_ratio, batch.mask, batch.sequence_ids, batch.num_sequences)
         log_ratio = means[batch.sequence_ids]
     return bounded_exp(log_ratio)
+
+
+def _sampling_weights(config: LossConfig, batch: TokenBatch, prev: Tensor, generation: Tensor) -> tuple[Tensor, Tensor]:
+    """Importance weights [T] between trainer and engine, and where they are out of bounds."""
+    return importance_weights(
+        prev,
+        generation,
+        batch.mask,
+        batch.sequence_ids,
+        batch.num_sequences,
+        truncation=config.truncated_importance_sampling_type,
+        upper=config.truncated_importance_sampling_ratio,
+        lower=config.truncated_importance_sampling_ratio_min,
+        sequence_level=config.sequence_level_importance_ratios,
+    )
+
+
+def _entropy(batch: TokenBatch, keep: Tensor, logprobs: Tensor, generation: Tensor) -> Tensor:
+    """[T]: the distribution's own entropy where the trainer computed it, an estimate from the samples elsewhere."""
+    entropy = approximate_entropy(logprobs, generation) if batch.entropy is None else batch.entropy
+    return where_kept(keep, entropy)
+
+
+def _ratio_metrics(
+    batch: TokenBatch, counts: GlobalCounts, keep: Tensor, ratio: Tensor, clamped: Tensor
+) -> dict[str, Tensor]:
+    return {
+        "probs_ratio": _token_mean(ratio, batch, counts),
+        "probs_ratio_clamped": _token_mean(clamped, batch, counts),
+        "probs_ratio_max": extreme(ratio, keep, counts.tokens, largest=True),
+        "probs_ratio_min": extreme(ratio, keep, counts.tokens, largest=False),
+    }
 
 
 def _reference_kl(config: LossConfig, batch: TokenBatch, keep: Tensor, logprobs: Tensor) -> Tensor:

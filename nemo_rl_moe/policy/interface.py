@@ -23,7 +23,7 @@ class PolicyInterface(Protocol):
     def weight_layout(self) -> WeightLayout:
         """Layout of the whole model in Hugging Face names and full shapes."""
 
-    def export_weights(self, buffer_path: str) -> None:
+    def export_weights(self, buffer_path: str) -> int:
         """Writes every tensor to its place in the file; returns when all ranks are done."""
 
     def save_hf(self, folder: str) -> None:

@@ -110,9 +110,11 @@ class Policy:
         )
         return WeightLayout.build(specs)
 
-    def export_weights(self, buffer_path: str) -> None:
-        """Every rank writes its slices of every tensor into the file; returns when all are done."""
-        self._call("export_weights", buffer_path, phase="refit: export weights", limit=self._timeouts.refit_s)
+    def export_weights(self, buffer_path: str) -> int:
+        """Every rank writes its slices of every tensor into the file. Returns the elements that all wrote together."""
+        phase = "refit: export weights"
+        written = self._workers.call("export_weights", buffer_path, phase=phase, timeout_s=self._timeouts.refit_s)
+        return sum(written)
 
     def save(self, folder: str) -> None:
         """Writes weights, optimizer, schedule and random state into the folder."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -148,11 +147,11 @@ class PolicyWorker:
             for name, kind, shape in weights.hf_tensor_specs(self._shape, dtype)
         ]
 
-    def export_weights(self, buffer_path: str) -> None:
-        """Writes this rank's slices of every tensor into the shared buffer."""
+    def export_weights(self, buffer_path: str) -> int:
+        """Writes this rank's slices of every tensor into the shared buffer. Returns the elements written."""
         from nemo_rl_moe.policy.megatron import weights
 
-        weights.export_into(self._chunks, self._views(buffer_path), self._layout)
+        return weights.export_into(self._chunks, self._views(buffer_path), self._layout)
 
     def save(self, folder: str) -> None:
         """Writes the trainer's state into the folder."""
@@ -204,7 +203,8 @@ class PolicyWorker:
 
 
 def _own_address() -> str:
-    """This host's address towards others. A datagram socket that is only connected sends nothing."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect(("10.255.255.255", 1))
-        return probe.getsockname()[0]
+    """This host's address towards the other nodes."""
+    # Imported here: without Ray's own processes the class serves tests, which need no address of a node.
+    from ray.util import get_node_ip_address
+
+    return get_node_ip_address()

@@ -15,8 +15,8 @@ _BYTES_PER_TENSOR = 4096
 def weight_digest(layout: WeightLayout, buffer: torch.Tensor) -> str:
     """32 hex digits over a sample: at most 64 tensors spread evenly over the model, 4 KiB from the middle of each.
 
-    It reads at most 256 KiB, so it costs under a millisecond at any size. It finds a stale, foreign or torn buffer,
-    not a single flipped bit.
+    It reads at most 256 KiB, so it costs under a millisecond at any size. It finds a buffer that is
+    foreign, empty or of another version, not a single flipped bit or one tensor that was left out.
 
     Args:
         layout: of the buffer.

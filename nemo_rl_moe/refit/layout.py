@@ -86,6 +86,11 @@ class WeightLayout:
         return last.offset + -(-last.nbytes // ALIGNMENT) * ALIGNMENT
 
     @cached_property
+    def numel(self) -> int:
+        """Elements of all tensors."""
+        return sum(slot.numel for slot in self.slots)
+
+    @cached_property
     def fingerprint(self) -> str:
         """32 hex digits that are equal on two sides exactly when names, dtypes, shapes and offsets are."""
         return hashlib.blake2b(json.dumps(self.to_plain()).encode(), digest_size=16).hexdigest()

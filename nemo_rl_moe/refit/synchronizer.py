@@ -1,4 +1,4 @@
-"""Policy -> generator: one call hands over the weights and proves that every engine has them."""
+"""Policy -> generator: one call hands over the weights, checked to be whole and to be in every engine."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class WeightSender(Protocol):
     def weight_layout(self) -> WeightLayout:
         """Layout of the whole model in Hugging Face names and full shapes."""
 
-    def export_weights(self, buffer_path: str) -> Any:
-        """Writes every tensor to its place in the file; returns when all ranks are done."""
+    def export_weights(self, buffer_path: str) -> int:
+        """Writes every tensor to its place in the file. Returns the elements that all ranks wrote together."""
 
 
 class WeightReceiver(Protocol):
@@ -70,11 +70,15 @@ class WeightSynchronizer:
         Raises:
             UserError: shared memory has no room for the weights.
             PhaseTimeout: naming the phase and the workers that did not answer.
-            RuntimeError: the update failed, or an engine reports another version afterwards.
+            RuntimeError: the trainer wrote more or fewer elements than the model has, the update failed, or an engine
+                reports another version afterwards.
         """
         layout, buffer = self._prepare()
         started = time.perf_counter()
-        self._policy.export_weights(str(buffer.path))
+        written = self._policy.export_weights(str(buffer.path))
+        if written != layout.numel:
+            # Unwritten elements keep an earlier version's value, and a model of mixed versions samples plausible text.
+            raise RuntimeError(f"refit to version {version}: the trainer wrote {written} of {layout.numel} elements")
         exported = time.perf_counter()
         self._generator.update_weights(str(buffer.path), layout, weight_digest(layout, buffer.tensor), version)
         loaded = time.perf_counter()

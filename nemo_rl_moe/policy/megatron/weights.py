@@ -55,20 +55,27 @@ def export_into(
     views: Mapping[str, Tensor],
     layout: ParallelLayout,
     value: Callable[[torch.nn.Parameter], Tensor] | None = None,
-) -> None:
+) -> int:
     """Writes the pieces that this rank owns into full-shaped tensors. All ranks together write every element once.
 
     Args:
         views: Hugging Face name -> tensor of the full shape; converted to its dtype and device.
         value: what to export of a parameter, of its shape; None is the parameter itself. Gradients, say.
+
+    Returns:
+        Elements written, so that the receiver can check that nothing is missing.
     """
+    written = 0
     with torch.no_grad():
         for piece in map_parameters(model, layout):
             if piece.owned:
                 source = piece.parameter if value is None else value(piece.parameter)
-                views[piece.name][piece.hf_index].copy_(source[piece.index], non_blocking=True)
+                target = views[piece.name][piece.hf_index]
+                target.copy_(source[piece.index], non_blocking=True)
+                written += target.numel()
     if torch.cuda.is_available():
         torch.cuda.synchronize()
+    return written
 
 
 def save_hf(

@@ -42,6 +42,10 @@ def obey(response: str, metadata: dict[str, Any]) -> Any:  # noqa: PLR0911, PLR0
             return float("nan")
         case "list":
             return [1.0, 0.0]
+        case "huge-int":
+            return 10**400
+        case "huge":
+            return 1e39
         case "none":
             return None
         case "numpy":

@@ -146,7 +146,13 @@ def test_on_error_fail_ends_the_call_naming_the_sample_and_the_pool_still_works(
 
 @pytest.mark.parametrize(
     ("response", "found"),
-    [("nan", r"nan \(float\)"), ("list", r"\[1.0, 0.0\] \(list\)"), ("none", r"None \(NoneType\)")],
+    [
+        ("nan", r"nan \(float\)"),
+        ("list", r"\[1.0, 0.0\] \(list\)"),
+        ("none", r"None \(NoneType\)"),
+        ("huge-int", r"10{199}.* \(int\)"),
+        ("huge", r"1e\+39 \(float\)"),
+    ],
 )
 def test_a_return_value_that_is_not_one_finite_number_is_an_error_that_names_the_verifier(
     pool: VerifierPool, response: str, found: str

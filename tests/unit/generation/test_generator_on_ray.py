@@ -42,12 +42,13 @@ class ModelSender:
         """Of the checkpoint's tensors."""
         return WeightLayout.build((k, v.dtype, v.shape) for k, v in checkpoint_tensors(self.model).items())
 
-    def export_weights(self, buffer_path: str) -> None:
+    def export_weights(self, buffer_path: str) -> int:
         """Writes them."""
         layout = self.weight_layout()
         with SharedBuffer.attach(buffer_path, layout.nbytes) as buffer:
             for name, view in layout.views(buffer.tensor).items():
                 view.copy_(checkpoint_tensors(self.model)[name])
+        return layout.numel
 
 
 @pytest.fixture(scope="module")
