@@ -17,6 +17,7 @@ from nemo_rl_moe.errors import UserError
 from nemo_rl_moe.loops import checkpointing, sync
 from nemo_rl_moe.loops.build import start_workers
 from nemo_rl_moe.loops.components import Data, Run
+from nemo_rl_moe.policy.megatron.stored_tensors import check_model_folder
 from nemo_rl_moe.recipe.load import LoadedRecipe
 from nemo_rl_moe.recipe.plan import plan
 from nemo_rl_moe.recipe.schema import Recipe
@@ -31,8 +32,8 @@ EXIT_DONE, EXIT_FAILED, EXIT_USER, EXIT_INTERRUPTED = 0, 1, 2, 130
 def run_recipe(loaded: LoadedRecipe, *, resume: bool) -> int:
     """Runs a recipe to its end.
 
-    Tokenizer, prompts, verifiers and the cluster's resources are checked before the run directory is made, so that a
-    user's mistake in them leaves nothing behind.
+    Tokenizer, prompts, the model's files, verifiers and the cluster's resources are checked before the run directory is
+    made, so that a user's mistake in them leaves nothing behind.
 
     Args:
         loaded: the checked recipe.
@@ -47,6 +48,7 @@ def run_recipe(loaded: LoadedRecipe, *, resume: bool) -> int:
     """
     recipe = loaded.recipe
     data = load_data(recipe)
+    check_model_folder(recipe.policy.model_name, recipe.policy.hf_config_overrides)
     root = checkpointing.checkpoint_root(recipe, loaded.run_dir)
     nothing_to_resume = resume and not checkpointing.complete_checkpoints(root)
     resume = resume and not nothing_to_resume

@@ -5,7 +5,13 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from nemo_rl_moe.cli import main
 from tests.functional.cli import MODEL, TINY, Outcome, nemo_rl_moe
@@ -80,6 +86,33 @@ def test_a_missing_model_names_the_folder(tmp_path: Path) -> None:
     refused(recipe, "policy.model_name", "no-such-model")
 
 
+def model_without(tmp_path: Path, change: Callable[[dict[str, Tensor]], None]) -> Path:
+    """A copy of the tiny model with some tensors changed."""
+    model = tmp_path / "model"
+    shutil.copytree(MODEL, model)
+    tensors = load_file(model / "model.safetensors")
+    change(tensors)
+    save_file(tensors, model / "model.safetensors")
+    return model
+
+
+def test_a_model_without_one_of_its_tensors_names_it(tmp_path: Path) -> None:
+    model = model_without(tmp_path, lambda tensors: tensors.pop("model.norm.weight"))
+    refused(write_recipe(tmp_path, rows=GOOD, model=model), str(model), "1 tensors missing: model.norm.weight")
+
+
+def test_weights_that_contradict_the_config_are_named_with_both_shapes(tmp_path: Path) -> None:
+    model = model_without(tmp_path, lambda tensors: tensors.update({"model.norm.weight": torch.ones(3)}))
+    refused(write_recipe(tmp_path, rows=GOOD, model=model), str(model), "model.norm.weight is [3], expected [64]")
+
+
+def test_a_weights_file_that_was_cut_off_is_refused(tmp_path: Path) -> None:
+    model = model_without(tmp_path, lambda tensors: None)
+    file = model / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+    refused(write_recipe(tmp_path, rows=GOOD, model=model), str(file), "cut off")
+
+
 def test_a_broken_row_is_named_with_file_and_line_17(tmp_path: Path) -> None:
     recipe = write_recipe(tmp_path, rows=GOOD + '{"problem": "2 + 2", "answer"\n')
     refused(recipe, "rows.jsonl:17", "JSON")
@@ -136,4 +169,8 @@ def test_a_verifier_that_returns_2_values_ends_the_run_naming_it(tmp_path: Path)
     outcome = start(recipe, "grpo.max_num_steps=1")
     assert outcome.code == 2, outcome.text
     assert "own_verifier:verify" in outcome.stderr
+    manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
+    assert manifest["exit_code"] == 2
+    assert "own_verifier:verify" in manifest["reason"]
+    assert (tmp_path / "run" / "metrics.jsonl").read_text() == ""
     assert "Traceback" not in outcome.text

@@ -122,6 +122,9 @@ def _header(file: Path) -> dict[str, Any]:
             if length > file.stat().st_size:
                 raise ValueError(f"header of {length} bytes in a file of {file.stat().st_size}")
             header = json.loads(stream.read(length))
+        end = 8 + length + max((e["data_offsets"][1] for n, e in header.items() if n != "__metadata__"), default=0)
+        if end > file.stat().st_size:
+            raise ValueError(f"it was cut off: {file.stat().st_size} bytes of {end}")
     except (struct.error, ValueError) as error:
         raise UserError(f"{file}: not a safetensors file: {error}") from None
     header.pop("__metadata__", None)

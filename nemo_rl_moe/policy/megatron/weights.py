@@ -5,9 +5,7 @@ Loading reads each piece's part of the files, exporting writes it into place: no
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +13,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from nemo_rl_moe.errors import UserError
 from nemo_rl_moe.policy.megatron import hf_files
-from nemo_rl_moe.policy.megatron.hf_files import CheckpointReader, Index
+from nemo_rl_moe.policy.megatron.hf_files import CheckpointReader
 from nemo_rl_moe.policy.megatron.mapping import Piece, hf_tensor_specs, map_parameters, unwrap
-from nemo_rl_moe.policy.megatron.model_shape import ModelShape
 from nemo_rl_moe.policy.megatron.parallel import ParallelLayout
+from nemo_rl_moe.policy.megatron.stored_tensors import locate
 
 __all__ = ["Piece", "export_into", "hf_tensor_specs", "load_hf", "map_parameters", "save_hf"]
-
-_EXPERT_NAME = re.compile(r"(.+\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
-_MAX_LISTED = 10
 
 
 def load_hf(model: Sequence[Any], folder: str | Path, layout: ParallelLayout) -> None:
@@ -39,7 +33,7 @@ def load_hf(model: Sequence[Any], folder: str | Path, layout: ParallelLayout) ->
         UserError: tensors missing, unexpected or of another shape, all listed.
     """
     reader = CheckpointReader(hf_files.model_folder(folder))
-    stored = _locate(unwrap(model[0]).hf_shape, reader)
+    stored = locate(unwrap(model[0]).hf_shape, reader)
     with torch.no_grad():
         for parameter in _padded_parameters(model):
             # Rows that only pad the vocabulary are in no file, and the parameter's memory was never written.
@@ -113,74 +107,3 @@ def _padded_parameters(model: Sequence[Any]) -> Iterator[torch.nn.Parameter]:
         for name, parameter in chunk.named_parameters():
             if name in ("embedding.word_embeddings.weight", "output_layer.weight"):
                 yield parameter
-
-
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """Where a tensor lies in the files: alone, or as one expert in a stack whose rows are gate above up.
-
-    Attributes:
-        name: name in the file.
-        expert: index in the stack; None when alone.
-        row: first row inside the expert's matrix.
-    """
-
-    name: str
-    expert: int | None = None
-    row: int = 0
-
-    def index(self, index: Index) -> Index:
-        """The same part, in the stored tensor."""
-        if self.expert is None:
-            return index
-        rows = slice(self.row + index[0].start, self.row + index[0].stop) if index[0].start is not None else index[0]
-        return (slice(self.expert, self.expert + 1), rows, *index[1:])
-
-
-def _locate(shape: ModelShape, reader: CheckpointReader) -> dict[str, _Place]:
-    """Hugging Face name -> where it is; checks that the files hold this model and nothing else."""
-    places: dict[str, _Place] = {}
-    used: set[str] = set()
-    missing: list[str] = []
-    wrong: list[str] = []
-    for name, _, size in hf_tensor_specs(shape, torch.float32):
-        place, expected = _place(name, size, shape, reader)
-        if place is None:
-            missing.append(name)
-            continue
-        places[name] = place
-        used.add(place.name)
-        found = reader.tensors[place.name].shape
-        if found != expected:
-            wrong.append(f"{place.name} is {list(found)}, expected {list(expected)}")
-    unexpected = [name for name in reader.tensors if name not in used and not _is_redundant(name, shape)]
-    problems = [
-        f"{len(names)} tensors {what}: {', '.join(names[:_MAX_LISTED])}{' ...' if len(names) > _MAX_LISTED else ''}"
-        for what, names in (("missing", missing), ("unexpected", unexpected), ("of the wrong shape", wrong))
-        if names
-    ]
-    if problems:
-        raise UserError(f"{reader.folder}: weights do not fit config.json\n  " + "\n  ".join(problems))
-    return places
-
-
-def _place(
-    name: str, size: tuple[int, ...], shape: ModelShape, reader: CheckpointReader
-) -> tuple[_Place | None, tuple[int, ...]]:
-    """Where the tensor is, None when nowhere, and the shape that the stored tensor must have."""
-    if name in reader.tensors:
-        return _Place(name), size
-    expert = _EXPERT_NAME.fullmatch(name)
-    if expert is None:
-        return None, size
-    stem, number, part = expert[1], int(expert[2]), expert[3]
-    stack = f"{stem}.{'down_proj' if part == 'down' else 'gate_up_proj'}"
-    if stack not in reader.tensors:
-        return None, size
-    rows = size[0] if part == "down" else 2 * size[0]
-    return _Place(stack, number, size[0] if part == "up" else 0), (shape.num_experts, rows, size[1])
-
-
-def _is_redundant(name: str, shape: ModelShape) -> bool:
-    """A tied head that was saved all the same, and the rotary frequencies that old versions of transformers saved."""
-    return (name == "lm_head.weight" and shape.tie_word_embeddings) or name.endswith(".rotary_emb.inv_freq")
