@@ -7,8 +7,6 @@ VENV ?= $(if $(filter 3.11,$(PYTHON_VERSION)),.venv,.venv-$(PYTHON_VERSION))
 BIN := $(VENV)/bin
 RECIPE ?= examples/configs/recipes/llm/grpo-tiny-moe-cpu.yaml
 ARGS ?=
-# Two processes: a test mostly waits for others to start. All tests of a file share its engines, so they stay together.
-PYTEST ?= $(BIN)/python -m pytest -n 2 --dist loadfile
 
 .PHONY: help setup model run test test-unit test-functional test-gpu lint docs bench clean
 
@@ -25,13 +23,13 @@ run: model
 	$(BIN)/nemo-rl-moe run $(RECIPE) $(ARGS)
 
 test: model
-	$(PYTEST) $(ARGS)
+	$(BIN)/python -m pytest $(ARGS)
 
 test-unit: setup
-	$(PYTEST) tests/unit $(ARGS)
+	$(BIN)/python -m pytest tests/unit $(ARGS)
 
 test-functional: model
-	$(PYTEST) tests/functional $(ARGS)
+	$(BIN)/python -m pytest tests/functional $(ARGS)
 
 test-gpu: setup
 	$(BIN)/python -m pytest -m gpu -rs tests $(ARGS)
