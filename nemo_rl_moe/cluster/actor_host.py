@@ -5,6 +5,7 @@ The driver never imports vLLM or Megatron, and the hosted classes know nothing o
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import importlib
 import os
@@ -15,10 +16,14 @@ from typing import Any
 class ActorHost:
     """Hosts one worker object and sends the process's output to a log file of its own."""
 
-    def __init__(self, class_path: str, args: tuple[Any, ...], log_file: str | None) -> None:
+    def __init__(self, class_path: str, args: tuple[Any, ...], log_file: str | None, folder: str) -> None:
         if log_file is not None:
             _redirect_output(Path(log_file))
         faulthandler.enable()
+        # A Ray that was up before has a folder of its own, and a recipe's paths are relative to the driver's. On other
+        # hosts the folder may not exist; there a relative path is then reported as missing.
+        with contextlib.suppress(OSError):
+            os.chdir(folder)
         module, _, name = class_path.rpartition(".")
         self._worker = getattr(importlib.import_module(module), name)(*args)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -70,7 +71,7 @@ class WorkerGroup:
                 num_gpus=spec.num_gpus,
                 runtime_env={"env_vars": env},
                 scheduling_strategy=PlacementGroupSchedulingStrategy(placement, spec.bundle),
-            ).remote(class_path, spec.args, str(log) if log else None)
+            ).remote(class_path, spec.args, str(log) if log else None, os.getcwd())
             for spec, log in zip(specs, self._logs, strict=True)
         ]
 

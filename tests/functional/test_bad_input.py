@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from nemo_rl_moe.cli import main
-from tests.functional.cli import MODEL, TINY, Outcome, nemo_rl_moe
+from tests.functional.cli import MODEL, TINY, here, run_recipe
+from tests.shared_ray import ensure_ray
 
 CHILD = """\
 defaults: {parent}
@@ -58,27 +57,16 @@ def row(problem: str = "What is 1 + 2?", answer: str = "3") -> str:
 
 
 GOOD = row() * 16
+GPUS = ("cluster.device=cuda", "cluster.gpus_per_node=8")
 
 
-def refused(recipe: Path, *expected: str) -> None:
-    """Exit 2, every expected part in the message, no traceback, nothing written.
-
-    In this process: none of these mistakes gets as far as Ray, and each process of its own would import for 10 s.
-    """
-    errors = io.StringIO()
-    with contextlib.chdir(recipe.parent), contextlib.redirect_stderr(errors):
-        code = main(["run", str(recipe), "logger.log_dir=run"])
-    assert code == 2, errors.getvalue()
-    assert [part for part in expected if part not in errors.getvalue()] == [], errors.getvalue()
-    assert "Traceback" not in errors.getvalue()
+def refused(recipe: Path, *expected: str, overrides: Sequence[str] = ()) -> None:
+    """Exit 2, every expected part in the message, no traceback, nothing written."""
+    outcome = here("run", recipe, "logger.log_dir=run", *overrides, cwd=recipe.parent)
+    assert outcome.code == 2, outcome.text
+    assert [part for part in expected if part not in outcome.stderr] == [], outcome.stderr
+    assert "Traceback" not in outcome.text
     assert not (recipe.parent / "run").exists()
-
-
-def start(recipe: Path, *overrides: str) -> Outcome:
-    """Runs the recipe in its own folder, from which Python imports too."""
-    return nemo_rl_moe(
-        "run", recipe, "logger.log_dir=run", *overrides, cwd=recipe.parent, python_path=(str(recipe.parent),)
-    )
 
 
 def test_a_missing_model_names_the_folder(tmp_path: Path) -> None:
@@ -156,17 +144,18 @@ def test_a_misspelled_key_gets_file_line_and_the_near_match(tmp_path: Path) -> N
 
 
 def test_a_recipe_for_8_gpus_on_a_host_without_any_says_needed_and_found(tmp_path: Path) -> None:
+    ensure_ray()
     recipe = write_recipe(tmp_path, rows=GOOD)
-    outcome = start(recipe, "cluster.device=cuda", "cluster.gpus_per_node=8")
-    assert outcome.code == 2, outcome.text
-    assert "needs" in outcome.stderr and "found" in outcome.stderr
-    assert "Traceback" not in outcome.text
+    refused(recipe, "needs 1 node(s) with 8 GPU each", "found 1 node(s)", overrides=GPUS)
 
 
-def test_a_verifier_that_returns_2_values_ends_the_run_naming_it(tmp_path: Path) -> None:
+def test_a_verifier_that_returns_2_values_ends_the_run_naming_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "own_verifier.py").write_text("def verify(response, metadata):\n    return [1.0, 0.0]\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
     recipe = write_recipe(tmp_path, rows=GOOD, verifier="own_verifier:verify")
-    outcome = start(recipe, "grpo.max_num_steps=1")
+    outcome = run_recipe(recipe, tmp_path / "run", "grpo.max_num_steps=1", cwd=tmp_path)
     assert outcome.code == 2, outcome.text
     assert "own_verifier:verify" in outcome.stderr
     manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())

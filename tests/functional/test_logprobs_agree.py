@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
 from nemo_rl_moe.batch import SequenceBatch
-from nemo_rl_moe.cluster.ray_cluster import ray_session, reserve_devices
+from nemo_rl_moe.cluster.ray_cluster import reserve_devices
 from nemo_rl_moe.data.prompt import Prompt
 from nemo_rl_moe.generation.interface import SamplingSpec
 from nemo_rl_moe.loops.assemble import assemble
@@ -25,6 +25,7 @@ from nemo_rl_moe.recipe.plan import plan
 from nemo_rl_moe.refit.shared_memory import SharedBuffer
 from nemo_rl_moe.refit.synchronizer import WeightSynchronizer
 from tests.functional.cli import MODEL, TINY
+from tests.shared_ray import ensure_ray
 
 TEMPERATURE = 0.8
 
@@ -42,7 +43,7 @@ def parts(tmp_path_factory: pytest.TempPathFactory):
     loaded = load_recipe(TINY, overrides)
     logs = tmp_path_factory.mktemp("logs")
     with contextlib.ExitStack() as stack:
-        stack.enter_context(ray_session(loaded.recipe.cluster))
+        ensure_ray()
         placement = stack.enter_context(reserve_devices(loaded.recipe.cluster))
         policy, generator = start_workers(stack, loaded.recipe, plan(loaded.recipe), placement, logs)
         synchronizer = WeightSynchronizer(policy, generator)

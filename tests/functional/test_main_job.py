@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from nemo_rl_moe.tracking.definitions import assert_known
-from tests.functional.cli import TINY, Outcome, metrics, run_recipe
+from tests.functional.cli import MODEL, TINY, Outcome, metrics, nemo_rl_moe, run_recipe
 
 SHORT = (
     "grpo.num_prompts_per_step=4",
@@ -71,7 +71,8 @@ EVERY_STEP = (
 def first(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Outcome]:
     folder = tmp_path_factory.mktemp("first")
     wandb = ("logger.wandb_enabled=true", "logger.wandb.mode=offline", "logger.tensorboard_enabled=true")
-    return folder / "run", run_recipe(TINY, folder / "run", *SHORT, *wandb, cwd=folder)
+    settings = (f"logger.log_dir={folder / 'run'}", f"policy.model_name={MODEL}", *SHORT, *wandb)
+    return folder / "run", nemo_rl_moe("run", TINY, *settings, cwd=folder)
 
 
 def test_three_steps_end_with_exit_code_0_and_one_line_for_each_step(first: tuple[Path, Outcome]) -> None:

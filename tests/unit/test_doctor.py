@@ -18,6 +18,7 @@ from nemo_rl_moe import doctor as doctor_module
 from nemo_rl_moe.doctor import STACKS, Check, check_stack, compare_with_driver, doctor, is_complete, main
 from nemo_rl_moe.doctor_workers import check_workers
 from nemo_rl_moe.tracking.manifest import versions
+from tests.shared_ray import ensure_ray
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 CUDA = {
@@ -145,14 +146,8 @@ def test_a_worker_with_python_3_12_against_3_13_is_one_line_with_both_versions_a
 
 
 def test_workers_of_a_real_ray_node_have_the_drivers_versions() -> None:
-    own = not ray.is_initialized()
-    if own:
-        ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, object_store_memory=100 << 20)
-    try:
-        (check,) = check_workers()
-    finally:
-        if own:
-            ray.shutdown()
+    ensure_ray()
+    (check,) = check_workers()
     assert (check.status, check.found) == ("ok", "same versions as the driver")
     assert versions()["ray"] == ray.__version__
 

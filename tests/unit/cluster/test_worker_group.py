@@ -8,23 +8,21 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import ray
 
 from nemo_rl_moe.cluster.ray_cluster import check_resources, ray_session, reserve_devices
 from nemo_rl_moe.cluster.worker_group import WorkerDied, WorkerGroup, WorkerSpec
 from nemo_rl_moe.errors import PhaseTimeout, UserError
 from nemo_rl_moe.recipe.schema import ClusterConfig
+from tests.shared_ray import ensure_ray
 
 TWO_DEVICES = ClusterConfig(device="cpu", gpus_per_node=2, placement_timeout_s=5)
 
 
 @pytest.fixture(scope="module")
 def session():
-    if not ray.is_initialized():
-        ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, object_store_memory=200 << 20)
+    ensure_ray()
     with ray_session(TWO_DEVICES):
         yield
-    ray.shutdown()
 
 
 @contextlib.contextmanager

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-import ray
 from transformers import PreTrainedModel
 
 from nemo_rl_moe.cluster.ray_cluster import reserve_devices
@@ -20,6 +19,7 @@ from nemo_rl_moe.recipe.schema import Recipe
 from nemo_rl_moe.refit.layout import WeightLayout
 from nemo_rl_moe.refit.shared_memory import SharedBuffer
 from nemo_rl_moe.refit.synchronizer import WeightSynchronizer
+from tests.shared_ray import ensure_ray
 from tests.unit.generation.engine_process import ENVIRONMENT, Engine
 from tests.unit.generation.tiny_qwen import (
     checkpoint_tensors,
@@ -60,7 +60,7 @@ def recipe(moe_folder) -> Recipe:
 def workers(recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerGroup]:
     """Two engines."""
     cluster = recipe.cluster.model_copy(update={"gpus_per_node": 2})
-    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, object_store_memory=200 << 20)
+    ensure_ray()
     plain = recipe.model_dump(mode="json")
     with reserve_devices(cluster) as placement:
         specs = [WorkerSpec(bundle=r, num_cpus=1, num_gpus=0, args=(plain, r)) for r in range(2)]
@@ -75,7 +75,6 @@ def workers(recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         group.call("setup", phase="start", timeout_s=180)
         yield group
         group.kill()
-    ray.shutdown()
 
 
 @pytest.fixture

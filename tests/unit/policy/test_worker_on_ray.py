@@ -6,17 +6,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import ray
 import torch
 from safetensors.torch import load_file
 
-from nemo_rl_moe.cluster.ray_cluster import ray_session, reserve_devices
+from nemo_rl_moe.cluster.ray_cluster import reserve_devices
 from nemo_rl_moe.cluster.worker_group import WorkerGroup, WorkerSpec
 from nemo_rl_moe.errors import UserError
 from nemo_rl_moe.policy.policy import Policy
 from nemo_rl_moe.recipe.environment import worker_environment
 from nemo_rl_moe.recipe.schema import Recipe
 from nemo_rl_moe.refit.shared_memory import SharedBuffer
+from tests.shared_ray import ensure_ray
 from tests.unit.policy.local_workers import make_batch, make_recipe
 
 
@@ -30,9 +30,8 @@ def ray_policy(moe_folder: Path, tmp_path_factory: pytest.TempPathFactory):
         cluster__gpus_per_node=2,
     )
     recipe = Recipe.model_validate(plain)
-    if not ray.is_initialized():
-        ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, object_store_memory=200 << 20)
-    with ray_session(recipe.cluster), reserve_devices(recipe.cluster) as placement:
+    ensure_ray()
+    with reserve_devices(recipe.cluster) as placement:
         specs = [WorkerSpec(rank, 0.5, 0.0, (plain, rank, 2)) for rank in range(2)]
         workers = WorkerGroup(
             "policy",
@@ -46,7 +45,6 @@ def ray_policy(moe_folder: Path, tmp_path_factory: pytest.TempPathFactory):
         policy.setup()
         yield policy
         workers.kill()
-    ray.shutdown()
 
 
 def test_exported_weights_of_two_expert_parallel_actors_are_bit_equal_to_the_checkpoint(ray_policy, moe_folder):
