@@ -113,7 +113,8 @@ def plan_microbatches(
     if same_shape:
         shapes = [(max(r for r, _ in shapes), max(n for _, n in shapes))] * len(shapes)
     microbatches = [
-        Microbatch(tuple(sorted(b)), rows, row_length, packed)
+        # Longest first: sequences of one length are neighbours, which the local attention takes together.
+        Microbatch(tuple(sorted(b, key=lambda i: (-lengths[i], i))), rows, row_length, packed)
         for b, (rows, row_length) in zip(bins, shapes, strict=True)
     ]
     return MicrobatchPlan(_deal(microbatches, lengths, dp))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Any
 
 import torch
@@ -88,24 +88,31 @@ class LocalAttention(torch.nn.Module):
         if attention_bias is not None:
             raise NotImplementedError("attention bias")
         if packed_seq_params is None:
-            return self._attend(query, key, value, attention_mask).flatten(2)
+            rows = (x.transpose(0, 1) for x in (query, key, value))
+            return self._attend(*rows, attention_mask).transpose(0, 1).flatten(2)
         ends = packed_seq_params.cu_seqlens_q.tolist()
-        lengths = [end - start for start, end in pairwise(ends)]
-        parts = zip(*(x.unsqueeze(1).split(lengths) for x in (query, key, value)), strict=True)
-        return torch.cat([self._attend(*part, None) for part in parts]).flatten(1)
+        lengths = (end - start for start, end in pairwise(ends))
+        # Rows are packed longest first, so sequences of one length are neighbours and go through the kernel together.
+        groups = [(length, len(list(group))) for length, group in groupby(lengths)]
+        parts = zip(*(x.split([count * length for length, count in groups]) for x in (query, key, value)), strict=True)
+        outputs = []
+        for (length, count), part in zip(groups, parts, strict=True):
+            rows = (x.view(count, length, *x.shape[1:]) for x in part)
+            outputs.append(self._attend(*rows, None).reshape(count * length, -1))
+        return torch.cat(outputs)
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
-        """[S, B, heads, D] of each in, the same out."""
+        """[B, S, heads, D] of each in, the same out."""
         keep = None
         if mask is not None:
             keep = ~mask
             # A query that may see nothing would give NaN, which spreads to its whole row in backward.
             keep = keep | ~keep.any(-1, keepdim=True)
         out = scaled_dot_product_attention(
-            *(x.permute(1, 2, 0, 3) for x in (query, key, value)),
+            *(x.transpose(1, 2) for x in (query, key, value)),
             attn_mask=keep,
             is_causal=keep is None,
             scale=self._scale,
             enable_gqa=self._grouped,
         )
-        return out.permute(2, 0, 1, 3)
+        return out.transpose(1, 2)
