@@ -59,8 +59,8 @@ def main() -> int:
         good = last - first >= args.gain and seconds <= 60 * args.minutes
         passed &= good
         print(
-            f"seed {seed}: {len(rewards)} steps in {seconds:.0f} s, mean reward {first:.3f} in the first {args.window} "
-            f"and {last:.3f} in the last: {last - first:+.3f} ({'passed' if good else 'MISSED'}; load before {load:.1f})",
+            f"seed {seed}: {len(rewards)} steps in {seconds:.0f} s, mean reward {first:.3f} (first {args.window}) to "
+            f"{last:.3f} (last): {last - first:+.3f}, {'passed' if good else 'MISSED'}; load before {load:.1f}",
             flush=True,
         )
     return 0 if passed else 1
