@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import numpy as np
@@ -21,8 +22,8 @@ from tests.unit.policy.local_workers import make_batch, make_recipe
 
 
 @pytest.fixture(scope="module")
-def ray_policy(moe_folder: Path, tmp_path_factory: pytest.TempPathFactory):
-    """EP2 on two Ray actors."""
+def started(moe_folder: Path, tmp_path_factory: pytest.TempPathFactory):
+    """EP2 on two Ray actors: the policy and its workers."""
     plain = make_recipe(
         moe_folder,
         policy__megatron_cfg__expert_model_parallel_size=2,
@@ -43,8 +44,13 @@ def ray_policy(moe_folder: Path, tmp_path_factory: pytest.TempPathFactory):
         )
         policy = Policy(workers, recipe)
         policy.setup()
-        yield policy
+        yield policy, workers
         workers.kill()
+
+
+@pytest.fixture(scope="module")
+def ray_policy(started) -> Policy:
+    return started[0]
 
 
 def test_exported_weights_of_two_expert_parallel_actors_are_bit_equal_to_the_checkpoint(ray_policy, moe_folder):
@@ -80,6 +86,15 @@ def test_actors_train_and_their_reference_stays(ray_policy, tmp_path: Path):
     ray_policy.train(batch.with_values({"reference_logprobs": reference}))
     ray_policy.load(str(tmp_path / "policy"))
     assert np.array_equal(ray_policy.logprobs(batch), after)
+
+
+def test_nobody_can_take_the_port_of_the_ranks_store_between_its_choice_and_its_use(started) -> None:
+    _, workers = started
+    (host, first), (_, second) = (workers.call_rank(rank, "open_store", phase="p", timeout_s=60) for rank in (0, 1))
+    assert first != second
+    for port in (first, second):
+        with socket.socket() as rival, pytest.raises(OSError, match="in use"):
+            rival.bind((host, port))
 
 
 def test_a_user_error_in_an_actor_reaches_the_driver_as_it_is(ray_policy, tmp_path: Path):
