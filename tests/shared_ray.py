@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+
 import ray
 
 
 def ensure_ray() -> None:
     """Starts a Ray of 4 CPUs in this process unless one is up. It ends with the process."""
     if not ray.is_initialized():
+        os.environ.setdefault("RAY_worker_niceness", "0")  # as a run does
         ray.init(
             address="local",
             num_cpus=4,

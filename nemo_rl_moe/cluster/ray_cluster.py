@@ -25,6 +25,9 @@ def ray_session(cluster: ClusterConfig) -> Iterator[None]:
         return
     # Ray would otherwise clear CUDA_VISIBLE_DEVICES of CPU actors in its own way, with a warning for each.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    # Ray starts workers at niceness 15: whatever else runs on the host would stop a thread in the middle of an
+    # operation, and the others wait for it.
+    os.environ.setdefault("RAY_worker_niceness", "0")
     options: dict = {"log_to_driver": False, "logging_level": "warning"}
     if not os.environ.get("RAY_ADDRESS"):
         options["include_dashboard"] = False
