@@ -8,7 +8,7 @@ from nemo_rl_moe.recipe.plan import Plan
 
 
 def memory_lines(layout: Plan) -> list[str]:
-    """The section of the plan on memory: a line for each phase and stage, terms of the fullest, host, what is assumed."""
+    """The plan's section on memory: each phase of each stage, terms of the fullest, host memory, what is assumed."""
     memory = layout.memory
     if memory is None:
         return [f"memory: not known: {layout.memory_unknown}"]

@@ -111,7 +111,7 @@ def _estimate(recipe: Recipe, config: Mapping[str, Any], parameters: ModelParame
         exact=parameters.exact,
         phases=phases,
         cache_tokens=None if engine is None else engine.cache_tokens,
-        host_per_node=_host(recipe, parameters, states, engine),
+        host_per_node=_host(recipe, parameters, states, engine, max(p.total for p in phases if p.stage is not None)),
         problems=_problems(recipe, phases, engine),
         assumptions=_assumptions(recipe, parameters),
     )
@@ -172,9 +172,13 @@ def _verdict(total: int, overhead: tuple[int, int], capacity: int | None) -> str
 
 
 def _host(
-    recipe: Recipe, parameters: ModelParameters, states: list[dict[str, int]], engine: EngineMemory | None
+    recipe: Recipe,
+    parameters: ModelParameters,
+    states: list[dict[str, int]],
+    engine: EngineMemory | None,
+    largest_phase: int,
 ) -> dict[str, int]:
-    """Host memory of a node full of trainer ranks of the largest stage."""
+    """Host memory of a node full of trainer ranks of the largest stage; on a CPU the devices' own memory is in it."""
     cluster, megatron = recipe.cluster, recipe.policy.megatron_cfg
     ranks = min(cluster.gpus_per_node, len(split_devices(recipe).policy))
     largest = max(states, key=lambda state: state["weights"] + state["optimizer"])
@@ -184,7 +188,7 @@ def _host(
         host["offloaded optimizer"] = int(ranks * largest["optimizer"] * fraction)
     if cluster.device == "cpu":
         itemsize = 4 if recipe.policy.precision == "float32" else 2
-        host["trainer"] = ranks * (largest["weights"] + largest["gradients"] + largest["optimizer"])
+        host["trainer"] = ranks * largest_phase
         host["weight transfer buffer"] = parameters.total * itemsize
         if engine is not None:
             engines = len(split_devices(recipe).generation) // engine_size(recipe)
@@ -196,17 +200,16 @@ def _host(
 
 def _problems(recipe: Recipe, phases: list[Phase], engine: EngineMemory | None) -> list[str]:
     problems = []
-    for verdict, words in (("too large", "does not fit"), ("tight", "may not fit")):
-        worst = max((p for p in phases if p.verdict == verdict), key=lambda p: p.total, default=None)
-        if worst is not None:
+    words = {"too large": "does not fit", "tight": "may not fit"}
+    for name in dict.fromkeys(phase.name for phase in phases):
+        worst = max((phase for phase in phases if phase.name == name), key=lambda phase: phase.total)
+        if worst.verdict in words:
             where = "an engine" if worst.stage is None else f"pipeline stage {worst.stage}"
-            problems.append(f"{worst.name} on {where} {words}: {worst.total / GIB:.1f} GiB before overhead")
+            size = f"{worst.total / GIB:.1f} GiB before overhead"
+            problems.append(f"{worst.name} on {where} {words[worst.verdict]}: {size}")
     wanted = recipe.policy.generation.vllm_cfg.max_model_len or recipe.policy.max_total_sequence_length
     if engine is not None and engine.cache_tokens < wanted:
-        message = (
-            f"the engine's key/value cache holds {engine.cache_tokens} tokens, fewer than one sequence of {wanted}"
-        )
-        problems.append(message)
+        problems.append(f"an engine's cache holds {engine.cache_tokens} tokens, fewer than one sequence of {wanted}")
     return problems
 
 
@@ -217,9 +220,7 @@ def _assumptions(recipe: Recipe, parameters: ModelParameters) -> list[str]:
     else:
         notes.append(f"overhead of {OVERHEAD[0] // GIB} to {OVERHEAD[1] // GIB} GiB for CUDA, NCCL and fragmentation")
         if recipe.policy.generation.colocated.enabled:
-            notes.append(
-                "trainer and engine take turns: the trainer's weights and optimizer go to host memory meanwhile"
-            )
+            notes.append("while the engine runs, the trainer's weights and optimizer state are in host memory")
     if not parameters.exact:
         notes.append("parameters from published sizes, not from a checkpoint")
     if recipe.policy.megatron_cfg.fp8_cfg.enabled:

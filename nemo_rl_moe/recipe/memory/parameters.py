@@ -1,8 +1,8 @@
 """Parameters of a model, layer by layer, by the way that parallelism splits them.
 
 Counts are exact for Qwen3 (dense and mixture of experts), Llama and DeepSeek-V3 (without its multi-token-prediction
-layer, which is not trained). Those of Nemotron 3 Super follow its published sizes and the layout of its checkpoint; they
-are marked as an estimate, because nothing here can load it.
+layer, which is not trained). Those of Nemotron 3 Super follow its published sizes and the layout of its checkpoint,
+which nothing here can load, so they are marked as an estimate.
 """
 
 from __future__ import annotations

@@ -113,7 +113,7 @@ def forward_bytes(config: Mapping[str, Any], parameters: ModelParameters, recipe
 
 
 def logit_bytes(parameters: ModelParameters, recipe: Recipe, *, training: bool) -> int:
-    """Logits of the last stage, as this rank holds them: in training with their gradient, and float32 pieces of both."""
+    """Logits of the last stage on this rank, in training with their gradient, and float32 pieces of both."""
     policy, megatron = recipe.policy, recipe.policy.megatron_cfg
     rows = row_tokens(recipe, training=training) / megatron.context_parallel_size
     if not training and policy.logprob_chunk_size is not None:
