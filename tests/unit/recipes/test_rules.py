@@ -156,7 +156,7 @@ DISPATCH = [
     M("segments", SYNC, {"cluster.segment_size": 20}, "20 nodes x 4 GPUs are more than the 72 of an NVLink domain"),
 ]  # fmt: skip
 TRAINER = [
-    M("optimizer", TINY, {f"{MEGATRON}.optimizer.optimizer": "sgd"}, "expected false with optimizer sgd"),
+    M("optimizer", TINY, {f"{MEGATRON}.optimizer.optimizer": "sgd"}, "use_distributed_optimizer true with optimizer sgd, expected false"),
     M("optimizer", SYNC, {f"{MEGATRON}.optimizer.optimizer_cpu_offload": True}, "0 offloads nothing"),
     M("optimizer", SYNC, {f"{MEGATRON}.optimizer.optimizer_offload_fraction": 0.5}, "has no effect while optimizer_cpu_offload is false"),
     M("learning rate", TINY, {f"{MEGATRON}.optimizer.min_lr": 1.0}, "1 is above lr "),
