@@ -14,6 +14,9 @@ SMALL = (
     "grpo.num_prompts_per_step=4",
     "grpo.num_generations_per_prompt=4",
     "grpo.max_num_steps=2",
+    # Padded rows come in whole micro-batches: the 16 samples of a step in one of them.
+    "policy.train_micro_batch_size=16",
+    "policy.logprob_batch_size=16",
     "grpo.val_period=0",
 )
 

@@ -63,6 +63,14 @@ def test_state_of_a_rank_is_2_weights_2_gradients_12_optimizer_bytes_sharded():
     assert state == {"weights": 4800, "gradients": 4800, "optimizer": 12 * (100 + 400)}
 
 
+def test_dense_state_is_sharded_over_dp_and_cp_and_that_of_experts_over_expert_dp():
+    """235B on 64 GPUs, TP 2 PP 4 CP 2 EP 16: DP 4 x CP 2 = 8 shards of dense parameters, one of each expert's."""
+    recipe = loaded("grpo-qwen3-235b-16n4g").recipe
+    rank = rank_parameters(model_parameters(PUBLISHED[QWEN_235B]), recipe)[1]
+    phase = next(p for p in estimate_memory(recipe).phases if p.stage == 1)
+    assert phase.terms["optimizer"] == 12 * (-(-(rank.dense - rank.frozen) // 8) + rank.experts)
+
+
 def test_frozen_parameters_have_neither_gradients_nor_optimizer_state():
     recipe = loaded("grpo-qwen3-30ba3b-4n4g").recipe
     state = state_bytes(RankParameters(dense=1600, experts=0, frozen=160), recipe, dp_cp=10, edp=1)
