@@ -1,4 +1,5 @@
-# make run     set up, make the tiny model, run the main job
+# make run     set up, make the tiny model that RECIPE trains, run RECIPE (the main job)
+# make model   make the tiny models of the CPU recipes
 # make test    set up, run unit and functional tests
 PYTHON ?= python3
 # One environment for each Python version, so that PYTHON=python3.12 leaves the default one alone.
@@ -17,9 +18,10 @@ setup:
 	@tools/setup_env.sh $(PYTHON) $(VENV)
 
 model: setup
-	@$(BIN)/python tools/make_tiny_moe.py
+	@$(BIN)/python tools/make_tiny_moe.py --all
 
-run: model
+run: setup
+	@$(BIN)/python tools/make_tiny_moe.py --recipe $(RECIPE)
 	$(BIN)/nemo-rl-moe run $(RECIPE) $(ARGS)
 
 test: model

@@ -1,9 +1,12 @@
 #!/usr/bin/env python3
-"""Makes the tiny Qwen3-MoE that the CPU recipes train: a real Hugging Face checkpoint of 0.3 million parameters.
+"""Makes the tiny Qwen3 models that the CPU recipes train: real Hugging Face checkpoints, mixture of experts or dense.
 
-    python tools/make_tiny_moe.py [--out models/tiny-moe-cpu] [--seed 0] [--warmup-steps 300]
+    python tools/make_tiny_moe.py                  # models/tiny-moe-cpu: 0.31 million parameters, 8 experts
+    python tools/make_tiny_moe.py --dense          # models/tiny-dense-cpu: 0.16 million parameters
+    python tools/make_tiny_moe.py --all            # both
+    python tools/make_tiny_moe.py --recipe FILE    # the one that a recipe trains
 
-The model has a config, float32 safetensors and a byte-level BPE tokenizer of its own, made here from a fixed seed. A
+A model has a config, float32 safetensors and a byte-level BPE tokenizer of its own, made here from a fixed seed. A
 random model never answers anything right, so reinforcement learning would have nothing to reinforce. A short
 supervised warm-up therefore teaches it sums of two digits, then blurs what it knows: the last steps show the right
 answer in `teacher_accuracy` of the cases and that of another sum otherwise. The model is left unsure, not ignorant,
@@ -21,14 +24,14 @@ import random
 import shutil
 import tempfile
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 # The libraries are imported where they are used: a call that finds the model there answers at once.
 if TYPE_CHECKING:
     import torch
-    from transformers import PreTrainedTokenizerFast, Qwen3MoeForCausalLM
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 STAMP = "tiny_moe.json"
 PAD, END, START = "<|pad|>", "<|im_end|>", "<|im_start|>"
@@ -46,6 +49,7 @@ class Settings:
 
     Attributes:
         hidden_size, moe_intermediate_size: multiples of 32, which vLLM's CPU kernels need.
+        num_experts: 0 makes a dense Qwen3, whose layers are twice as wide as the stream.
         task, task_config: reasoning-gym task of the warm-up, the one the recipe trains on.
         warmup_steps: AdamW steps of batch_size examples.
         blur_steps: how many of them, at the end, show wrong answers among the right ones.
@@ -112,36 +116,40 @@ def make_tokenizer(settings: Settings) -> PreTrainedTokenizerFast:
     )
 
 
-def make_model(settings: Settings, tokenizer: PreTrainedTokenizerFast) -> Qwen3MoeForCausalLM:
-    """A float32 Qwen3-MoE with untied embeddings, initialised from the seed."""
+def make_model(settings: Settings, tokenizer: PreTrainedTokenizerFast) -> PreTrainedModel:
+    """A float32 Qwen3 or Qwen3-MoE with untied embeddings, initialised from the seed."""
     import torch
-    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+    from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
     torch.manual_seed(settings.seed)
-    config = Qwen3MoeConfig(
-        vocab_size=settings.vocab_size,
-        hidden_size=settings.hidden_size,
-        intermediate_size=2 * settings.hidden_size,
-        moe_intermediate_size=settings.moe_intermediate_size,
-        num_hidden_layers=settings.num_layers,
-        num_attention_heads=settings.num_heads,
-        num_key_value_heads=settings.num_kv_heads,
-        head_dim=settings.head_dim,
-        num_experts=settings.num_experts,
-        num_experts_per_tok=settings.num_experts_per_tok,
-        norm_topk_prob=True,
-        decoder_sparse_step=1,
-        mlp_only_layers=[],
-        max_position_embeddings=1024,
-        tie_word_embeddings=False,
+    experts = {
+        "moe_intermediate_size": settings.moe_intermediate_size,
+        "num_experts": settings.num_experts,
+        "num_experts_per_tok": settings.num_experts_per_tok,
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+    }
+    shape: dict[str, Any] = {
+        "vocab_size": settings.vocab_size,
+        "hidden_size": settings.hidden_size,
+        "intermediate_size": 2 * settings.hidden_size,
+        "num_hidden_layers": settings.num_layers,
+        "num_attention_heads": settings.num_heads,
+        "num_key_value_heads": settings.num_kv_heads,
+        "head_dim": settings.head_dim,
+        "max_position_embeddings": 1024,
+        "tie_word_embeddings": False,
         # Larger than a real model's 0.02: at width 64 that would leave router and attention almost uniform.
-        initializer_range=0.08,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        dtype="float32",
-    )
-    return Qwen3MoeForCausalLM(config)
+        "initializer_range": 0.08,
+        "bos_token_id": None,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+        "dtype": "float32",
+    }
+    if settings.num_experts:
+        return Qwen3MoeForCausalLM(Qwen3MoeConfig(**shape, **experts))
+    return Qwen3ForCausalLM(Qwen3Config(**shape))
 
 
 def warmup_examples(settings: Settings, tokenizer: PreTrainedTokenizerFast) -> list[tuple[list[int], list[int]]]:
@@ -175,7 +183,7 @@ def collate(examples: list[tuple[list[int], list[int]]], pad_id: int) -> tuple[t
     return ids, labels
 
 
-def warm_up(model: Qwen3MoeForCausalLM, settings: Settings, tokenizer: PreTrainedTokenizerFast) -> list[float]:
+def warm_up(model: PreTrainedModel, settings: Settings, tokenizer: PreTrainedTokenizerFast) -> list[float]:
     """Next-token training on the answers. Returns the loss of each step in nats per answer token."""
     import torch
 
@@ -242,18 +250,50 @@ def make(out: Path, settings: Settings) -> bool:
     return True
 
 
+MOE, DENSE = Path("models/tiny-moe-cpu"), Path("models/tiny-dense-cpu")
+MODELS = {MOE: Settings(), DENSE: Settings(num_experts=0, num_experts_per_tok=0)}
+
+
+def model_of(recipe: Path) -> Path | None:
+    """The tiny model that a recipe trains; None when it trains another one, or is wrong, which `run` will say."""
+    from nemo_rl_moe.errors import UserError
+    from nemo_rl_moe.recipe.load import load_recipe
+
+    try:
+        name = Path(load_recipe(recipe, check=False).recipe.policy.model_name)
+    except UserError:
+        return None
+    return name if name in MODELS else None
+
+
+def make_and_tell(out: Path, settings: Settings) -> None:
+    """Makes one model and prints what was done."""
+    start = time.monotonic()
+    if make(out, settings):
+        print(f"{out}: made in {time.monotonic() - start:.0f} s")
+    else:
+        print(f"{out}: already there with these settings")
+
+
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=Path("models/tiny-moe-cpu"), help="folder of the model")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--dense", action="store_true", help="a dense model instead of a mixture of experts")
+    which.add_argument("--all", action="store_true", help="both models, in their own folders")
+    which.add_argument("--recipe", type=Path, help="the model of this recipe, if it is one of the two")
+    parser.add_argument("--out", type=Path, help=f"folder of the model; {MOE} or {DENSE}")
     parser.add_argument("--seed", type=int, default=Settings.seed, help="seed of weights and warm-up")
     parser.add_argument("--warmup-steps", type=int, default=Settings.warmup_steps, help="0 leaves the weights random")
     args = parser.parse_args()
-    start = time.monotonic()
-    if make(args.out, Settings(seed=args.seed, warmup_steps=args.warmup_steps)):
-        print(f"{args.out}: made in {time.monotonic() - start:.0f} s")
+    if args.recipe is not None:
+        wanted = model_of(args.recipe)
+        names = [wanted] if wanted else []
     else:
-        print(f"{args.out}: already there with these settings")
+        names = list(MODELS) if args.all else [DENSE if args.dense else MOE]
+    for name in names:
+        settings = replace(MODELS[name], seed=args.seed, warmup_steps=args.warmup_steps)
+        make_and_tell(args.out if args.out and len(names) == 1 else name, settings)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nemo_rl_moe.recipe.memory.parameters import has_experts
+
 _FORWARD_AND_BACKWARD = 3
 _MULTIPLY_ADD = 2
 _SWIGLU_MATRICES = 3
@@ -115,6 +117,4 @@ def training_flops_per_token(shape: DecoderShape, sequence_length: int) -> float
 
 
 def _moe_layers(config: Mapping[str, Any]) -> int:
-    """Qwen's rule: every `decoder_sparse_step`-th layer has experts, except those listed in `mlp_only_layers`."""
-    step, dense = config.get("decoder_sparse_step", 1), set(config.get("mlp_only_layers") or ())
-    return sum((layer + 1) % step == 0 and layer not in dense for layer in range(config["num_hidden_layers"]))
+    return sum(has_experts(config, layer) for layer in range(config["num_hidden_layers"]))

@@ -57,5 +57,5 @@ def _load_message(key: str, name: str, error: Exception) -> str:
         return f"{key}: the folder {name!r} holds no tokenizer that transformers can load ({cause})"
     return (
         f"{key}: {name!r} is neither a folder here nor a model that the Hugging Face hub gave us ({cause}); "
-        "`make model` makes the tiny model of the examples"
+        "`make model` makes the tiny models of the examples"
     )

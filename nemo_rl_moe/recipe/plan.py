@@ -6,7 +6,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from nemo_rl_moe.recipe.environment import worker_environment
+from nemo_rl_moe.recipe.memory.estimate import Memory, UnknownModel, estimate_memory
 from nemo_rl_moe.recipe.placement import engine_size, model_parallel_size, split_devices
+from nemo_rl_moe.recipe.process_groups import ProcessGroups, process_groups
 from nemo_rl_moe.recipe.schema import Recipe
 
 
@@ -53,7 +55,10 @@ class BatchArithmetic:
 
 @dataclass(frozen=True)
 class Plan:
-    """A dry run: world sizes in devices, every rank's place, batch arithmetic and the workers' environment."""
+    """A dry run: world sizes in devices, every rank's place and groups, batch arithmetic, the workers' environment.
+
+    `memory` is None where the model's sizes are not known on this machine; `memory_unknown` then says why.
+    """
 
     device: str
     num_nodes: int
@@ -65,10 +70,13 @@ class Plan:
     generation_world: int
     engine_size: int
     policy_ranks: list[PolicyRank]
+    process_groups: list[ProcessGroups]
     engines: list[Engine]
     batch: BatchArithmetic
     threads_per_worker: int
     environment: dict[str, dict[str, str]]
+    memory: Memory | None
+    memory_unknown: str | None
 
     @property
     def policy_bundles(self) -> list[int]:
@@ -105,6 +113,8 @@ def plan(recipe: Recipe) -> Plan:
         Engine(i, split.generation[i * size] // per_node, split.generation[i * size : (i + 1) * size])
         for i in range(len(split.generation) // size)
     ]
+    ranks = [_policy_rank(recipe, rank, device, len(split.policy)) for rank, device in enumerate(split.policy)]
+    memory, unknown = _memory(recipe)
     return Plan(
         device=recipe.cluster.device,
         num_nodes=recipe.cluster.num_nodes,
@@ -115,17 +125,27 @@ def plan(recipe: Recipe) -> Plan:
         policy_edp=len(split.policy) // expert_size,
         generation_world=len(split.generation),
         engine_size=size,
-        policy_ranks=[_policy_rank(recipe, rank, device) for rank, device in enumerate(split.policy)],
+        policy_ranks=ranks,
+        process_groups=process_groups(ranks),
         engines=engines,
         batch=_batch(recipe, dp, len(engines)),
         threads_per_worker=recipe.cluster.cpus_per_device if recipe.cluster.device == "cpu" else 1,
         environment={kind: worker_environment(recipe, kind) for kind in ("policy", "generation")},
+        memory=memory,
+        memory_unknown=unknown,
     )
 
 
-def _policy_rank(recipe: Recipe, rank: int, device: int) -> PolicyRank:
+def _memory(recipe: Recipe) -> tuple[Memory | None, str | None]:
+    try:
+        return estimate_memory(recipe), None
+    except UnknownModel as reason:
+        return None, str(reason)
+
+
+def _policy_rank(recipe: Recipe, rank: int, device: int, world: int) -> PolicyRank:
     """Megatron's default order: tensor fastest, then context, data, pipeline; experts likewise."""
-    megatron, world = recipe.policy.megatron_cfg, len(split_devices(recipe).policy)
+    megatron = recipe.policy.megatron_cfg
     tp, cp = megatron.tensor_model_parallel_size, megatron.context_parallel_size
     etp, ep = megatron.expert_tensor_parallel_size, megatron.expert_model_parallel_size
     stage = world // megatron.pipeline_model_parallel_size

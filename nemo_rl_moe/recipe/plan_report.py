@@ -6,7 +6,9 @@ import json
 from collections.abc import Sequence
 
 from nemo_rl_moe.recipe.load import LoadedRecipe
+from nemo_rl_moe.recipe.memory_report import memory_lines
 from nemo_rl_moe.recipe.plan import Plan, plan
+from nemo_rl_moe.recipe.process_groups import ProcessGroups
 
 
 def print_plan(loaded: LoadedRecipe, *, as_json: bool) -> None:
@@ -42,6 +44,7 @@ def _plan_lines(loaded: LoadedRecipe, layout: Plan) -> list[str]:
     if loaded.recipe.data.validation is not None:
         sizes = batch.validation_batches
         lines.append(f"validation: {sum(sizes)} prompts at most, in {len(sizes)} batch(es), the last of {sizes[-1]}")
+    lines += ["", *_group_lines(layout.process_groups), "", *memory_lines(layout)]
     lines += ["", "rank  node  device  tp cp dp pp  etp ep edp"]
     lines += [
         f"{r.rank:4d}  {r.node:4d}  {r.device:6d}  {r.tp:2d} {r.cp:2d} {r.dp:2d} {r.pp:2d}  "
@@ -54,6 +57,28 @@ def _plan_lines(loaded: LoadedRecipe, layout: Plan) -> list[str]:
         lines += ["", f"environment of {kind} workers:", *(f"  {name}={value}" for name, value in variables.items())]
     lines += ["", *map(str, loaded.warnings)] if loaded.warnings else []
     return lines
+
+
+# More groups of one kind are cut in the text; --json has all of them.
+_SHOWN_GROUPS = 4
+
+
+def _group_lines(groups: Sequence[ProcessGroups]) -> list[str]:
+    lines = ["process groups   size  number  ranks"]
+    for kind in groups:
+        shown = " ".join(f"[{_ranks(members)}]" for members in kind.ranks[:_SHOWN_GROUPS])
+        rest = len(kind.ranks) - _SHOWN_GROUPS
+        more = f" and {rest} more" if rest > 0 else ""
+        lines.append(f"  {kind.name:13s} {kind.size:5d}  {len(kind.ranks):6d}  {shown}{more}")
+    return lines
+
+
+def _ranks(members: Sequence[int]) -> str:
+    """Ranks of a group; a long regular one as its first and last rank and the step between."""
+    step = members[1] - members[0] if len(members) > 1 else 1
+    if len(members) > 4 and list(members) == list(range(members[0], members[-1] + 1, step)):
+        return f"{members[0]}-{members[-1]}" + (f" step {step}" if step > 1 else "")
+    return ",".join(map(str, members))
 
 
 def _span(devices: Sequence[int]) -> str:

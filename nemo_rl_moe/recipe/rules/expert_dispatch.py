@@ -173,6 +173,8 @@ def gpu_type_fits_nodes(context: Context) -> Iterator[Finding]:
     cluster, domain = context.recipe.cluster, hep.domain_of(context.recipe)
     if cluster.device == "cpu" and cluster.gpu_type is not None:
         yield Finding((GPU, "cluster.device"), f"{cluster.gpu_type} with device cpu, expected null")
+    elif cluster.device == "cpu" and cluster.gpu_memory_gib is not None:
+        yield Finding(("cluster.gpu_memory_gib", "cluster.device"), "has no effect with device cpu, expected null")
     elif domain is not None and cluster.gpus_per_node > domain.gpus_per_node:
         message = f"{cluster.gpus_per_node} GPUs on a node; {cluster.gpu_type} has {domain.gpus_per_node}"
         yield Finding(("cluster.gpus_per_node", GPU), message)

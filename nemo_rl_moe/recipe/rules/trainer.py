@@ -17,7 +17,8 @@ OPTIMIZER, SCHEDULER, DDP = (
 def optimizer_is_possible(context: Context) -> Iterator[Finding]:
     optimizer = context.recipe.policy.megatron_cfg.optimizer
     if optimizer.use_distributed_optimizer and optimizer.optimizer != "adam":
-        message = f"expected false with optimizer {optimizer.optimizer}: Megatron shards the state of adam only"
+        message = f"use_distributed_optimizer true with optimizer {optimizer.optimizer}, expected false: "
+        message += "Megatron shards the state of adam only"
         yield Finding((f"{OPTIMIZER}.use_distributed_optimizer", f"{OPTIMIZER}.optimizer"), message)
     fraction, offload = optimizer.optimizer_offload_fraction, optimizer.optimizer_cpu_offload
     keys = (f"{OPTIMIZER}.optimizer_offload_fraction", f"{OPTIMIZER}.optimizer_cpu_offload")

@@ -121,6 +121,8 @@ class ClusterConfig(Section):
     """What a device is: one GPU, or cpus_per_device CPU cores."""
     gpu_type: Literal["h100", "h200", "b200", "gb200", "gb300", "gh200"] | None = None
     """The GPU, which fixes the NVLink domain that HybridEP's topology is checked against; null checks less."""
+    gpu_memory_gib: PositiveFloat | None = None
+    """Memory of one GPU that a process can use, in GiB; null takes that of gpu_type (GH200: the 96 GB part)."""
     gpus_per_node: PositiveInt = 8
     """Devices on each node (GPUs, or CPU devices)."""
     num_nodes: PositiveInt = 1

@@ -182,3 +182,19 @@ def test_overrides_may_stand_before_and_after_options():
 def test_doctor_prints_one_json_document():
     checks = json.loads(cli("doctor", "--json").stdout)["checks"]
     assert {"torch", "ray"} <= {check["name"] for check in checks}
+
+
+def test_async_cpu_recipe_is_valid_and_planned_but_run_refuses_it_before_anything_starts():
+    recipe = CONFIGS / "recipes/llm/grpo-tiny-moe-cpu-async-1off.yaml"
+    assert "1 node(s) x 2 cpu device(s), split" in cli("plan", recipe).stdout
+    refused = cli("run", recipe)
+    assert refused.returncode == 2
+    assert "grpo.async_grpo.enabled: true with cluster.device cpu, expected false" in refused.stderr
+
+
+def test_plan_json_has_groups_and_memory():
+    data = json.loads(cli("plan", SYNC, "--json").stdout)
+    groups = {kind["name"]: kind["ranks"] for kind in data["process_groups"]}
+    assert groups["EP"] == [list(range(16))]
+    assert data["memory"]["parameters"] == 30_532_122_624
+    assert {phase["name"] for phase in data["memory"]["phases"]} == {"training", "log-probabilities", "generation"}

@@ -5,11 +5,12 @@ from __future__ import annotations
 from nemo_rl_moe.recipe.hybrid_ep import RANKS_ENV
 from nemo_rl_moe.recipe.load import load_recipe
 from nemo_rl_moe.recipe.plan import plan
+from tests.unit.recipes.shared import loaded
 from tests.unit.recipes.writing import PERFORMANCE, TINY
 
 
 def planned(name: str, *overrides: str):
-    return plan(load_recipe(PERFORMANCE / f"{name}.yaml", overrides).recipe)
+    return plan(loaded(name, *overrides).recipe)
 
 
 def test_main_job_takes_turns_on_one_device():
@@ -84,3 +85,22 @@ def test_plan_is_plain_data():
 
     data = planned("grpo-qwen3-30ba3b-4n4g").as_dict()
     assert json.loads(json.dumps(data))["policy_ranks"][3]["device"] == 3
+
+
+def test_plan_prints_groups_memory_and_what_is_assumed(capsys):
+    from nemo_rl_moe.recipe.plan_report import print_plan
+
+    print_plan(loaded("grpo-qwen3-235b-16n4g"), as_json=False)
+    text = capsys.readouterr().out
+    assert "EP               16       4  [0-15] [16-31] [32-47] [48-63]" in text
+    assert "DP x CP           8       8  [0-14 step 2] [1-15 step 2]" in text
+    assert "235,093,634,560 parameters, 183.2 GiB usable on each GPU" in text
+    assert "host memory per node:" in text and "assumed: overhead of 3 to 8 GiB" in text
+
+
+def test_plan_of_a_model_that_is_not_here_says_so_and_prints_the_rest(capsys):
+    from nemo_rl_moe.recipe.plan_report import print_plan
+
+    print_plan(loaded("grpo-qwen3-30ba3b-4n4g", "policy.model_name=some/model"), as_json=False)
+    text = capsys.readouterr().out
+    assert "memory: not known: some/model is no model folder here" in text and "16 rank(s)" in text

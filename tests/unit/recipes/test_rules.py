@@ -152,11 +152,12 @@ DISPATCH = [
     M("GPU type", TINY, {"cluster.gpu_type": "h100"}, "h100 with device cpu, expected null"),
     M("segments", SYNC, {"cluster.segment_size": None}, "expected 4 nodes (EP 16 / 4 GPUs), or a multiple"),
     M("segments", SYNC, {"cluster.segment_size": 2}, "2 nodes x 4 GPUs are not a multiple of EP 16"),
+    M("GPU type", TINY, {"cluster.gpu_memory_gib": 80.0}, "has no effect with device cpu"),
     M("segments", ASYNC, {"cluster.segment_size": 4}, "2 training nodes are not a multiple of segments of 4"),
     M("segments", SYNC, {"cluster.segment_size": 20}, "20 nodes x 4 GPUs are more than the 72 of an NVLink domain"),
 ]  # fmt: skip
 TRAINER = [
-    M("optimizer", TINY, {f"{MEGATRON}.optimizer.optimizer": "sgd"}, "expected false with optimizer sgd"),
+    M("optimizer", TINY, {f"{MEGATRON}.optimizer.optimizer": "sgd"}, "use_distributed_optimizer true with optimizer sgd, expected false"),
     M("optimizer", SYNC, {f"{MEGATRON}.optimizer.optimizer_cpu_offload": True}, "0 offloads nothing"),
     M("optimizer", SYNC, {f"{MEGATRON}.optimizer.optimizer_offload_fraction": 0.5}, "has no effect while optimizer_cpu_offload is false"),
     M("learning rate", TINY, {f"{MEGATRON}.optimizer.min_lr": 1.0}, "1 is above lr "),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tools.make_tiny_moe import STAMP, Settings, make, make_tokenizer, warmup_examples
+from tools.make_tiny_moe import STAMP, Settings, make, make_tokenizer, model_of, warmup_examples
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 QUICK = Settings(warmup_steps=3, blur_steps=1, batch_size=8)
@@ -122,3 +123,28 @@ def test_the_command_line_says_that_the_model_is_there(tmp_path: Path) -> None:
     second = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=300, check=True)
     assert "made in" in first.stdout
     assert second.stdout == f"{tmp_path / 'm'}: already there with these settings\n"
+
+
+def test_the_dense_model_is_a_qwen3_of_0_16_million_parameters(tmp_path: Path) -> None:
+    assert make(tmp_path / "dense", replace(QUICK, num_experts=0, num_experts_per_tok=0))
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "dense")
+    assert model.config.model_type == "qwen3"
+    # Both vocabulary matrices, and two layers of attention 24,576 + feed-forward 24,576 + norms 192, and the last norm.
+    assert sum(p.numel() for p in model.parameters()) == 2 * 512 * 64 + 2 * (24_576 + 24_576 + 192) + 64
+    with safe_open(tmp_path / "dense/model.safetensors", "pt") as file:
+        assert "model.layers.1.mlp.gate_proj.weight" in set(file.keys())
+
+
+@pytest.mark.parametrize(
+    ("recipe", "model"),
+    [
+        ("grpo-tiny-moe-cpu-ep2", "models/tiny-moe-cpu"),
+        ("grpo-tiny-dense-cpu", "models/tiny-dense-cpu"),
+        ("performance/grpo-qwen3-30ba3b-4n4g", None),
+        ("no-such-recipe", None),
+    ],
+)
+def test_the_model_of_a_recipe_is_known(recipe: str, model: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(REPOSITORY)
+    found = model_of(Path(f"examples/configs/recipes/llm/{recipe}.yaml"))
+    assert found == (Path(model) if model else None)

@@ -1,0 +1,150 @@
+"""Bytes of one trainer rank, term by term, for each pipeline stage."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from nemo_rl_moe.recipe.hybrid_ep import tokens_per_rank, uses_hybrid_ep
+from nemo_rl_moe.recipe.memory.activations import Saved, kept_activations, saved_activations
+from nemo_rl_moe.recipe.memory.parameters import ModelParameters
+from nemo_rl_moe.recipe.memory.stages import chunks_in_flight, stage_chunks
+from nemo_rl_moe.recipe.schema import Recipe
+
+# grpo/loss works on float32 pieces of the logits of this many values, one for the values and one for their gradient.
+_LOGIT_PIECES = 2 * 4 * (1 << 24)
+
+
+@dataclass(frozen=True)
+class RankParameters:
+    """Parameters on one rank of a stage: those copied over DP x CP, those copied over expert-DP, and the trained."""
+
+    dense: int
+    experts: int
+    frozen: int
+
+    @property
+    def total(self) -> int:
+        """All that the rank holds."""
+        return self.dense + self.experts
+
+
+def rank_parameters(parameters: ModelParameters, recipe: Recipe) -> list[RankParameters]:
+    """Parameters of one rank on each pipeline stage. The vocabulary is padded to a multiple of TP."""
+    megatron = recipe.policy.megatron_cfg
+    tp = megatron.tensor_model_parallel_size
+    expert_shards = megatron.expert_model_parallel_size * megatron.expert_tensor_parallel_size
+    vocabulary = -(-parameters.vocab_size // tp) * parameters.hidden_size
+    stages = stage_chunks(len(parameters.layers), megatron)
+    result = []
+    for stage, chunks in enumerate(stages):
+        layers = [parameters.layers[index] for chunk in chunks for index in chunk]
+        router = sum(layer.router for layer in layers)
+        dense = sum((layer.mixer + layer.dense) // tp + layer.copied for layer in layers) + router
+        first, last = stage == 0, stage == len(stages) - 1
+        # A tied head is the embedding itself, except on a last stage that does not hold the embedding.
+        dense += vocabulary * (first + (last and (parameters.head > 0 or not first)))
+        dense += parameters.hidden_size if last else 0
+        experts = sum(layer.experts for layer in layers) // expert_shards
+        result.append(RankParameters(dense, experts, router if megatron.freeze_moe_router else 0))
+    return result
+
+
+def state_bytes(rank: RankParameters, recipe: Recipe, dp_cp: int, edp: int) -> dict[str, int]:
+    """Weights, gradients and optimizer state of a rank.
+
+    bfloat16 training keeps float32 master weights besides the optimizer's own state; the distributed optimizer shards
+    both over DP x CP, and those of the experts over expert-DP.
+
+    Args:
+        dp_cp: data-parallel x context-parallel size.
+        edp: expert-data-parallel size.
+    """
+    policy, megatron = recipe.policy, recipe.policy.megatron_cfg
+    full = policy.precision == "float32"
+    itemsize = 4 if full else 2
+    gradient = 4 if full or megatron.distributed_data_parallel_config.grad_reduce_in_fp32 else 2
+    moments = 8 if megatron.optimizer.optimizer == "adam" else 4 if megatron.optimizer.sgd_momentum else 0
+    each = moments + (0 if full else 4)
+    dense, experts = rank.dense - rank.frozen, rank.experts
+    if megatron.optimizer.use_distributed_optimizer:
+        dense, experts = -(-dense // dp_cp), -(-experts // edp)
+    return {
+        "weights": rank.total * itemsize,
+        "gradients": (rank.total - rank.frozen) * gradient,
+        "optimizer": (dense + experts) * each,
+    }
+
+
+def row_tokens(recipe: Recipe, *, training: bool) -> int:
+    """Tokens of the longest row that one micro-batch holds, before CP and SP shard it."""
+    policy, packing = recipe.policy, recipe.policy.sequence_packing
+    samples = policy.train_micro_batch_size if training else policy.logprob_batch_size
+    budget = packing.train_mb_tokens if training else packing.logprob_mb_tokens
+    return budget if packing.enabled and budget is not None else samples * policy.max_total_sequence_length
+
+
+def activation_bytes(
+    config: Mapping[str, Any], parameters: ModelParameters, recipe: Recipe, stage: int, samples_per_rank: int
+) -> int:
+    """Activations that a stage keeps at its peak: all micro-batches in flight, and one layer at work."""
+    megatron, tokens = recipe.policy.megatron_cfg, row_tokens(recipe, training=True)
+    chunks = stage_chunks(len(parameters.layers), megatron)[stage]
+    saved = [
+        [saved_activations(config, parameters.layers[index], recipe, tokens) for index in chunk] for chunk in chunks
+    ]
+    in_flight = chunks_in_flight(stage, megatron.pipeline_model_parallel_size, len(chunks), samples_per_rank)
+    kept = sum(kept_activations(layer, recipe) for chunk in saved for layer in chunk) / len(chunks)
+    # The layer under recomputation is whole again, and backward holds about one gradient for what it reads.
+    return int(in_flight * kept + _working_layer([layer for chunk in saved for layer in chunk]))
+
+
+def _working_layer(saved: list[Saved]) -> float:
+    return max((layer.total for layer in saved), default=0.0)
+
+
+def forward_bytes(config: Mapping[str, Any], parameters: ModelParameters, recipe: Recipe, stage: int) -> int:
+    """Activations of a forward pass without gradients: one layer at work."""
+    tokens = row_tokens(recipe, training=False)
+    chunks = stage_chunks(len(parameters.layers), recipe.policy.megatron_cfg)[stage]
+    layers = [saved_activations(config, parameters.layers[i], recipe, tokens) for chunk in chunks for i in chunk]
+    return int(_working_layer(layers))
+
+
+def logit_bytes(parameters: ModelParameters, recipe: Recipe, *, training: bool) -> int:
+    """Logits of the last stage on this rank, in training with their gradient, and float32 pieces of both."""
+    policy, megatron = recipe.policy, recipe.policy.megatron_cfg
+    rows = row_tokens(recipe, training=training) / megatron.context_parallel_size
+    if not training and policy.logprob_chunk_size is not None:
+        rows = min(rows, policy.logprob_chunk_size)
+    width = -(-parameters.vocab_size // megatron.tensor_model_parallel_size)
+    copies, itemsize = 2 if training else 1, 4 if policy.precision == "float32" else 2
+    logits = rows * width
+    return int(copies * logits * itemsize + min(_LOGIT_PIECES, 2 * 4 * logits))
+
+
+def dispatcher_bytes(config: Mapping[str, Any], parameters: ModelParameters, recipe: Recipe) -> int:
+    """Buffers that carry tokens between the EP ranks.
+
+    HybridEP registers room for every token of its NVLink domain once, and for those of the other domains on the way in
+    and out. The other dispatchers hold a layer's sent and received copies while it runs.
+    """
+    megatron = recipe.policy.megatron_cfg
+    ep = megatron.expert_model_parallel_size
+    if ep == 1 or all(layer.ffn != "moe" for layer in parameters.layers):
+        return 0
+    itemsize = 4 if recipe.policy.precision == "float32" else 2
+    width = config.get("moe_latent_size", config["hidden_size"]) * itemsize
+    tokens = tokens_per_rank(recipe)
+    if not uses_hybrid_ep(recipe):
+        return int(2 * tokens * config.get("num_experts_per_tok", 1) * width)
+    ranks = megatron.hybridep_num_ranks_per_nvlink_domain or _ranks_from_environment(recipe) or ep
+    return int(tokens * ranks * width + 2 * tokens * (ep // ranks - 1) * width)
+
+
+def _ranks_from_environment(recipe: Recipe) -> int | None:
+    from nemo_rl_moe.recipe.hybrid_ep import RANKS_ENV
+
+    text = (recipe.policy.megatron_cfg.env_vars or {}).get(RANKS_ENV, "")
+    return int(text) if text.isdigit() and int(text) > 0 else None
