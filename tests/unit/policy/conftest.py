@@ -12,7 +12,7 @@ from tests.unit.policy.ranks import Ranks
 from tests.unit.policy.tiny_models import save_model
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def solo() -> Iterator[LocalWorkers]:
     """One trainer process."""
     workers = LocalWorkers(1)
@@ -20,7 +20,7 @@ def solo() -> Iterator[LocalWorkers]:
     workers.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def pair() -> Iterator[LocalWorkers]:
     """Two trainer processes."""
     workers = LocalWorkers(2)
@@ -28,7 +28,7 @@ def pair() -> Iterator[LocalWorkers]:
     workers.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def quartet() -> Iterator[LocalWorkers]:
     """Four trainer processes."""
     workers = LocalWorkers(4)

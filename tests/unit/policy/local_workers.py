@@ -1,12 +1,12 @@
 """Trainer ranks as plain processes with the call interface of a WorkerGroup, so that tests start them once.
 
-One set of processes serves many recipes: importing Megatron costs more than all steps of a test.
+Each recipe has new processes, forked from one that has imported Megatron: gloo's threads outlive the groups that they
+served, wake up many times a second, and a few dozen recipes later would leave nothing of the machine to the tests.
 """
 
 from __future__ import annotations
 
 import multiprocessing as mp
-import os
 import traceback
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
@@ -25,24 +25,23 @@ class LocalWorkers:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self._start()
+        self._pipes: list[Connection] = []
+        self._processes: list[Any] = []
 
     def _start(self) -> None:
-        context = mp.get_context("spawn")
+        context = mp.get_context("forkserver")
+        context.set_forkserver_preload(["tests.unit.policy.megatron_preload"])
         pairs = [context.Pipe() for _ in range(self.size)]
         self._pipes = [ours for ours, _ in pairs]
         self._processes = [context.Process(target=_serve, args=(theirs,)) for _, theirs in pairs]
         for process, (_, theirs) in zip(self._processes, pairs, strict=True):
             process.start()
             theirs.close()
-        self._failed = False
 
     def policy(self, recipe: dict) -> Policy:
-        """A policy of the recipe, set up; the one before it is shut down."""
-        if self._failed:
-            # Its peers may still wait for the rank that failed.
-            self.close()
-            self._start()
+        """A policy of the recipe, set up; the one before it ends."""
+        self.close()
+        self._start()
         self._exchange([("create", (recipe, rank, self.size), {}) for rank in range(self.size)], 120)
         policy = Policy(self, Recipe.model_validate(recipe))  # type: ignore[arg-type]
         policy.setup()
@@ -65,13 +64,14 @@ class LocalWorkers:
         return self._receive(rank, min(timeout_s, 120))
 
     def close(self) -> None:
-        """Ends the processes: they stop by themselves when their pipe closes, which also ends their own children."""
+        """Ends the processes: they stop by themselves when their pipe closes, unless they wait for a peer."""
         for pipe in self._pipes:
             pipe.close()
         for process in self._processes:
-            process.join(2 if self._failed else 10)
+            process.join(2)
             if process.is_alive():
                 process.kill()
+                process.join()
 
     def _exchange(self, messages: Sequence[tuple[str, tuple, dict]], limit: float) -> list[Any]:
         for pipe, message in zip(self._pipes, messages, strict=True):
@@ -80,19 +80,16 @@ class LocalWorkers:
 
     def _receive(self, rank: int, limit: float) -> Any:
         if not self._pipes[rank].poll(limit):
-            self._failed = True
             raise TimeoutError(f"rank {rank} did not answer within {limit} s")
         ok, value = self._pipes[rank].recv()
         if ok:
             return value
-        self._failed = True
         if isinstance(value, UserError):
             raise value
         raise RuntimeError(f"rank {rank}: {value}")
 
 
 def _serve(pipe: Connection) -> None:
-    os.environ.update(OMP_NUM_THREADS="1", TORCHDYNAMO_DISABLE="1", CUDA_VISIBLE_DEVICES="")
     from tests.unit.policy.probe_worker import ProbeWorker
 
     worker = None
@@ -103,8 +100,6 @@ def _serve(pipe: Connection) -> None:
             return
         try:
             if method == "create":
-                if worker is not None:
-                    worker.shutdown()
                 worker, result = ProbeWorker(*args), None
             else:
                 result = getattr(worker, method)(*args, **kwargs)

@@ -15,5 +15,15 @@ cpu_backend.install()
 
 import megatron.core.models.gpt  # noqa: E402,F401
 
-from nemo_rl_moe.policy.megatron import local_modules, model, parallel, weights  # noqa: E402,F401
-from tests.unit.policy import tiny_models  # noqa: E402,F401
+from nemo_rl_moe.policy.megatron import (  # noqa: E402,F401
+    checkpoint,
+    local_modules,
+    logprobs,
+    model,
+    optimizer,
+    parallel,
+    reference,
+    train_step,
+    weights,
+)
+from tests.unit.policy import probe_worker, tiny_models  # noqa: E402,F401
