@@ -1,6 +1,7 @@
 """Which samples go through the model together: the micro-batches of one pass, planned on the driver from lengths alone.
 
-Two forms. Packed: one row for each micro-batch, its sequences one after the other. Padded: one row for each sequence.
+Two forms. Packed: one row for each micro-batch, its sequences one after the other; sequences with the same prompt may
+hold it once (shared_prompts.py). Padded: one row for each sequence.
 This is the only place that decides how long a row is, so that no two ranks can pad the same micro-batch differently.
 
 Every data-parallel rank gets the same number of micro-batches: expert and pipeline parallelism run collectives inside
@@ -11,11 +12,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
 from nemo_rl_moe.batch import IntArray, SequenceBatch
 from nemo_rl_moe.errors import UserError
+from nemo_rl_moe.policy.shared_prompts import Family, split_families
 
 
 @dataclass(frozen=True)
@@ -27,12 +30,15 @@ class Microbatch:
         rows: rows of the token tensor; 1 when packed.
         row_length: tokens of each row, padding included.
         packed: True when all sequences share one row.
+        families: (sequences, tokens of the prompt they share) one after the other, covering `samples`; empty when
+            nothing is shared.
     """
 
     samples: tuple[int, ...]
     rows: int
     row_length: int
     packed: bool
+    families: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -81,6 +87,7 @@ def plan_microbatches(
     max_rows: int | None = None,
     divisible_by: int = 1,
     same_shape: bool = False,
+    families: list[Family] | None = None,
 ) -> MicrobatchPlan:
     """Spreads N sequences over the micro-batches of `dp` ranks, each sequence once, tokens balanced.
 
@@ -93,6 +100,7 @@ def plan_microbatches(
         divisible_by: row lengths are multiples of this.
         same_shape: all micro-batches of all ranks get one shape, by padding: pipeline stages exchange tensors of one
             size, and some expert dispatchers need equal token counts on all ranks.
+        families: packed sequences of one family stay together and hold their prompt once; None shares nothing.
 
     Raises:
         UserError: a sequence is longer than a packed row may be.
@@ -103,21 +111,53 @@ def plan_microbatches(
     if packed:
         if max_tokens is None:
             raise ValueError("packed micro-batches need max_tokens")
-        bins = _packed_bins(lengths, dp, max_tokens // divisible_by * divisible_by, max_tokens)
-        shapes = [(1, _round_up(int(lengths[b].sum()), divisible_by)) for b in bins]
+        budget = max_tokens // divisible_by * divisible_by
+        if families is None:
+            contents = [_content(b, lengths) for b in _packed_bins(lengths, dp, budget, max_tokens)]
+        else:
+            contents = _family_contents(families, lengths, dp, budget, max_tokens)
+        shapes = [(1, _round_up(c.tokens, divisible_by)) for c in contents]
     else:
         if max_rows is None:
             raise ValueError("padded micro-batches need max_rows")
         bins = _padded_bins(lengths, dp, max_rows)
+        contents = [_content(b, lengths) for b in bins]
         shapes = [(max(1, len(b)), _round_up(int(lengths[b].max(initial=0)), divisible_by)) for b in bins]
     if same_shape:
         shapes = [(max(r for r, _ in shapes), max(n for _, n in shapes))] * len(shapes)
     microbatches = [
-        # Longest first: sequences of one length are neighbours, which the local attention takes together.
-        Microbatch(tuple(sorted(b, key=lambda i: (-lengths[i], i))), rows, row_length, packed)
-        for b, (rows, row_length) in zip(bins, shapes, strict=True)
+        Microbatch(c.samples, rows, row_length, packed, c.families)
+        for c, (rows, row_length) in zip(contents, shapes, strict=True)
     ]
-    return MicrobatchPlan(_deal(microbatches, lengths, dp))
+    return MicrobatchPlan(_deal(microbatches, [c.tokens for c in contents], dp))
+
+
+class _Content(NamedTuple):
+    """What a micro-batch holds: its samples in order, how they share prompts, and the tokens to compute."""
+
+    samples: tuple[int, ...]
+    families: tuple[tuple[int, int], ...]
+    tokens: int
+
+
+def _content(samples: list[int], lengths: IntArray) -> _Content:
+    # Longest first: sequences of one length are neighbours, which the local attention takes together.
+    return _Content(tuple(sorted(samples, key=lambda i: (-lengths[i], i))), (), int(lengths[samples].sum()))
+
+
+def _family_contents(
+    families: list[Family], lengths: IntArray, dp: int, budget: int, max_tokens: int
+) -> list[_Content]:
+    """Families are packed as if each were one sequence."""
+    whole = split_families(families, lengths, budget, at_least=dp)
+    costs = np.array([family.num_tokens(lengths) for family in whole], dtype=np.int64)
+    contents = []
+    for chosen in _packed_bins(costs, dp, budget, max_tokens):
+        inside = [whole[i] for i in sorted(chosen)]
+        samples = tuple(i for family in inside for i in family.samples)
+        shape = tuple((len(family.samples), family.prompt) for family in inside)
+        contents.append(_Content(samples, shape, int(costs[chosen].sum())))
+    return contents
 
 
 def _round_up(count: int, multiple: int) -> int:
@@ -186,12 +226,12 @@ def _padded_bins(lengths: IntArray, dp: int, max_rows: int) -> list[list[int]]:
     return [part.tolist() for part in np.array_split(np.array(_by_length(lengths)), count)]
 
 
-def _deal(microbatches: list[Microbatch], lengths: IntArray, dp: int) -> tuple[tuple[Microbatch, ...], ...]:
+def _deal(microbatches: list[Microbatch], tokens: list[int], dp: int) -> tuple[tuple[Microbatch, ...], ...]:
     """Largest first, one to each rank in turn, the larger of a turn to the rank that has fewest tokens so far.
 
     Ranks then hold like amounts in all and, because they run in step, also micro-batch by micro-batch.
     """
-    size = {id(m): int(lengths[list(m.samples)].sum()) for m in microbatches}
+    size = {id(m): count for m, count in zip(microbatches, tokens, strict=True)}
     ordered = sorted(microbatches, key=lambda m: -size[id(m)])
     ranks: list[list[Microbatch]] = [[] for _ in range(dp)]
     load = [0] * dp

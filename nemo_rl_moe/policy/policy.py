@@ -10,6 +10,7 @@ import numpy as np
 from nemo_rl_moe.batch import FloatArray, SequenceBatch
 from nemo_rl_moe.cluster.worker_group import WorkerGroup
 from nemo_rl_moe.policy.packing import MicrobatchPlan, RankShard, plan_microbatches
+from nemo_rl_moe.policy.shared_prompts import find_families
 from nemo_rl_moe.policy.step_shard import StepShard, count_loss_tokens
 from nemo_rl_moe.policy.worker import RankPlace
 from nemo_rl_moe.recipe.schema import Recipe
@@ -136,6 +137,7 @@ class Policy:
         packing = policy.sequence_packing
         rows = policy.train_micro_batch_size if training else policy.logprob_batch_size
         own_budget = packing.train_mb_tokens if training else packing.logprob_mb_tokens
+        shared = packing.enabled and packing.share_prompts
         return plan_microbatches(
             batch.lengths,
             dp=1 + max(place.dp_rank for place in self._places),
@@ -144,6 +146,7 @@ class Policy:
             max_rows=rows,
             divisible_by=row_multiple(policy.megatron_cfg, policy.make_sequence_length_divisible_by),
             same_shape=needs_same_shape(policy.megatron_cfg),
+            families=find_families(batch) if shared else None,
         )
 
     def _by_worker(self, plan: MicrobatchPlan, batch: SequenceBatch) -> Sequence[RankShard]:

@@ -31,6 +31,7 @@ def plain_recipe(
             "max_total_sequence_length": longest,
             "sequence_packing": {
                 "enabled": True,
+                "share_prompts": True,
                 "train_mb_tokens": max(longest, 8192),
                 "logprob_mb_tokens": max(longest, 8192),
             },

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from itertools import groupby, pairwise
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.utils.rnn import pad_sequence
 
 
 class RMSNorm(torch.nn.RMSNorm):
@@ -80,7 +82,8 @@ class LocalAttention(torch.nn.Module):
             query: [S, B, heads, D], or [T, heads, D] with packed_seq_params of format thd; key and value likewise, with
                 fewer heads where queries share them.
             attention_mask: bool [B, 1, S, S], True where a query must not see a key; None is causal.
-            packed_seq_params: Megatron's boundaries of packed sequences; they must cover all T tokens.
+            packed_seq_params: Megatron's boundaries of packed sequences; they must cover all T tokens. Its `families`,
+                if any, are (tokens of a shared prompt, tokens of each response) one after the other, T tokens in all.
 
         Returns:
             [S, B, heads * D], or [T, heads * D].
@@ -90,6 +93,8 @@ class LocalAttention(torch.nn.Module):
         if packed_seq_params is None:
             rows = (x.transpose(0, 1) for x in (query, key, value))
             return self._attend(*rows, attention_mask).transpose(0, 1).flatten(2)
+        if families := getattr(packed_seq_params, "families", ()):
+            return self._attend_families(query, key, value, families)
         ends = packed_seq_params.cu_seqlens_q.tolist()
         lengths = (end - start for start, end in pairwise(ends))
         # Rows are packed longest first, so sequences of one length are neighbours and go through the kernel together.
@@ -99,6 +104,30 @@ class LocalAttention(torch.nn.Module):
         for (length, count), part in zip(groups, parts, strict=True):
             rows = (x.view(count, length, *x.shape[1:]) for x in part)
             outputs.append(self._attend(*rows, None).reshape(count * length, -1))
+        return torch.cat(outputs)
+
+    def _attend_families(
+        self, query: Tensor, key: Tensor, value: Tensor, families: Sequence[tuple[int, tuple[int, ...]]]
+    ) -> Tensor:
+        """[T, heads, D] of each in, [T, heads * D] out; a response sees its prompt and itself, a prompt only itself."""
+        outputs = []
+        sizes = [prompt + sum(responses) for prompt, responses in families]
+        parts = zip(*(x.split(sizes) for x in (query, key, value)), strict=True)
+        for (prompt, responses), part in zip(families, parts, strict=True):
+            if prompt:
+                outputs.append(self._attend(*(x[None, :prompt] for x in part), None)[0].flatten(1))
+            heads = [x[:prompt] for x in part]
+            tails = [x[prompt:].split(responses) for x in part]
+            for start, end in _similar(responses):
+                q, k, v = (pad_sequence(list(tail[start:end]), batch_first=True) for tail in tails)
+                k, v = (
+                    torch.cat((head[None].expand(end - start, -1, -1, -1), x), dim=1)
+                    for head, x in zip(heads[1:], (k, v), strict=True)
+                )
+                # Pads are on the right of each response, where causality hides them from its tokens.
+                hidden = torch.ones(q.shape[1], k.shape[1], dtype=torch.bool, device=q.device).triu(prompt + 1)
+                attended = self._attend(q, k, v, hidden[None, None])
+                outputs.extend(x[:n].flatten(1) for x, n in zip(attended, responses[start:end], strict=True))
         return torch.cat(outputs)
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
@@ -116,3 +145,13 @@ class LocalAttention(torch.nn.Module):
             enable_gqa=self._grouped,
         )
         return out.transpose(1, 2)
+
+
+def _similar(lengths: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Slices of lengths, longest first, whose shortest is at least half of the longest: padding stays below half."""
+    start = 0
+    for i, length in enumerate(lengths):
+        if 2 * length < lengths[start]:
+            yield start, i
+            start = i
+    yield start, len(lengths)

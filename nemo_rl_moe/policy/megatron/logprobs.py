@@ -31,7 +31,7 @@ def token_logprobs(
 
     Args:
         logits: [..., V / tp], this rank's part of the (padded) vocabulary, before the temperature.
-        sources: int64 [n], indices into the logits' leading dimensions taken as one; none twice. None when the logits
+        sources: int64 [n], indices into the logits' leading dimensions taken as one; may repeat. None when the logits
             are the n wanted rows, in order.
         targets: int64 [n], token ids.
         temperature: the sampling temperature; logits are divided by it.
@@ -107,7 +107,10 @@ class _VocabParallelLogprob(torch.autograd.Function):
                 delta = _rows(logits, ctx.sources, piece, ctx.valid, ctx.temperature)
                 delta.sub_(lse[piece, None]).exp_().mul_(-scale)
                 delta.scatter_add_(1, local[piece, None], scale * mine[piece, None])
-                out[piece if ctx.sources is None else ctx.sources[piece], : ctx.valid] = delta.to(out.dtype)
+                if ctx.sources is None:
+                    out[piece, : ctx.valid] = delta.to(out.dtype)
+                else:
+                    out[:, : ctx.valid].index_add_(0, ctx.sources[piece], delta.to(out.dtype))
         return out, None, None, None, None, None, None
 
 

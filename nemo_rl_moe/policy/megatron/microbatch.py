@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -26,7 +28,10 @@ class Rows:
         position_ids: int64 [B, S], from 0 in each sequence; pads are 0.
         lengths: tokens of each sequence, in the order in which they lie in the rows.
         packed: True when all sequences share row 0.
-        sources: int64 [n], slots b * S + s whose logits predict the n wanted tokens.
+        families: (tokens of the shared prompt, tokens of each response) in the order in which they lie in row 0; empty
+            when nothing is shared.
+        sources: int64 [n], slots b * S + s whose logits predict the n wanted tokens; the last slot of a shared prompt
+            predicts the first token of each response.
         targets: int64 [n], ids of the wanted tokens.
         token_index: int64 [n], their positions in the shard's per-token arrays.
     """
@@ -35,6 +40,7 @@ class Rows:
     position_ids: Tensor
     lengths: tuple[int, ...]
     packed: bool
+    families: tuple[tuple[int, tuple[int, ...]], ...]
     sources: Tensor
     targets: Tensor
     token_index: Tensor
@@ -48,21 +54,14 @@ def build_rows(
     Args:
         batch: the shard's sequences; T tokens.
         microbatch: which of them, and the shape of the rows.
-        wanted: bool [T], tokens whose log-probability is wanted; the first token of a sequence never has one.
+        wanted: bool [T], tokens whose log-probability is wanted; the first token of a sequence never has one, and of a
+            shared prompt only its first sequence's copy is there.
     """
-    samples = list(microbatch.samples)
-    lengths = batch.lengths[samples]
-    index = batch.token_index(samples)
-    starts = np.cumsum(lengths) - lengths
-    within = np.arange(len(index)) - np.repeat(starts, lengths)
-    if microbatch.packed:
-        slots = np.arange(len(index))
-    else:
-        slots = np.repeat(np.arange(len(samples)), lengths) * microbatch.row_length + within
+    place = _shared_places(batch, microbatch) if microbatch.families else _places(batch, microbatch)
     total = microbatch.rows * microbatch.row_length
     tokens, positions = np.zeros(total, dtype=np.int64), np.zeros(total, dtype=np.int64)
-    tokens[slots], positions[slots] = batch.tokens[index], within
-    picked = np.flatnonzero((within > 0) & wanted[index])
+    tokens[place.slots], positions[place.slots] = batch.tokens[place.index], place.within
+    picked = np.flatnonzero((place.within > 0) & wanted[place.index])
 
     def on_device(values: NDArray) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(values)).to(device, non_blocking=True)
@@ -71,11 +70,66 @@ def build_rows(
     return Rows(
         tokens=on_device(tokens.reshape(shape)),
         position_ids=on_device(positions.reshape(shape)),
-        lengths=tuple(lengths.tolist()),
+        lengths=tuple(batch.lengths[list(microbatch.samples)].tolist()),
         packed=microbatch.packed,
-        sources=on_device(slots[picked] - 1),
-        targets=on_device(batch.tokens[index[picked]].astype(np.int64)),
-        token_index=on_device(index[picked]),
+        families=place.families,
+        sources=on_device(place.before[picked]),
+        targets=on_device(batch.tokens[place.index[picked]].astype(np.int64)),
+        token_index=on_device(place.index[picked]),
+    )
+
+
+class _Places(NamedTuple):
+    """Where tokens lie: int64 arrays of one entry for each token of the rows, pads left out.
+
+    Attributes:
+        index: position in the batch's per-token arrays.
+        within: position in its sequence.
+        slots: slot b * S + s in the rows.
+        before: slot of the token before it; of a sequence's first token it means nothing.
+        families: as in Rows.
+    """
+
+    index: NDArray[np.int64]
+    within: NDArray[np.int64]
+    slots: NDArray[np.int64]
+    before: NDArray[np.int64]
+    families: tuple[tuple[int, tuple[int, ...]], ...] = ()
+
+
+def _places(batch: SequenceBatch, microbatch: Microbatch) -> _Places:
+    samples = list(microbatch.samples)
+    lengths = batch.lengths[samples]
+    index = batch.token_index(samples)
+    within = np.arange(len(index)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    if microbatch.packed:
+        slots = np.arange(len(index))
+    else:
+        slots = np.repeat(np.arange(len(samples)), lengths) * microbatch.row_length + within
+    return _Places(index, within, slots, slots - 1)
+
+
+def _shared_places(batch: SequenceBatch, microbatch: Microbatch) -> _Places:
+    """Each family's prompt, taken from its first sequence, and then its responses."""
+    offsets = batch.offsets
+    index, within, before, families = [], [], [], []
+    samples, slot = iter(microbatch.samples), 0
+    for count, prompt in microbatch.families:
+        members = list(islice(samples, count))
+        first, prompt_end = offsets[members[0]], slot + prompt - 1
+        index.append(np.arange(first, first + prompt))
+        within.append(np.arange(prompt))
+        before.append(np.arange(slot - 1, prompt_end))
+        slot += prompt
+        for i in members:
+            size = int(batch.lengths[i]) - prompt
+            index.append(np.arange(offsets[i] + prompt, offsets[i + 1]))
+            within.append(np.arange(prompt, prompt + size))
+            before.append(np.array([prompt_end, *range(slot, slot + size - 1)][:size], dtype=np.int64))
+            slot += size
+        families.append((prompt, tuple(int(batch.lengths[i]) - prompt for i in members)))
+    return _Places(
+        np.concatenate(index), np.concatenate(within), np.arange(slot), np.concatenate(before), tuple(families)
     )
 
 

@@ -70,8 +70,12 @@ def model_inputs(rows: Rows) -> dict[str, Any]:
 
 
 def sequence_ends(rows: Rows) -> list[int]:
-    """Where each packed sequence starts, and the end of the row; pads at the end count as one more sequence."""
-    ends = np.cumsum([0, *rows.lengths]).tolist()
+    """Where each packed sequence starts, and the end of the row; pads at the end count as one more sequence.
+
+    A family with a shared prompt counts as one sequence.
+    """
+    lengths = [prompt + sum(responses) for prompt, responses in rows.families] or rows.lengths
+    ends = np.cumsum([0, *lengths]).tolist()
     slots = rows.tokens.shape[1]
     return ends if ends[-1] == slots else [*ends, slots]
 
@@ -82,10 +86,19 @@ def _packed_sequence_parameters(rows: Rows) -> Any:
     ends = sequence_ends(rows)
     longest = int(np.diff(ends).max())
     boundaries = torch.tensor(ends, dtype=torch.int32, device=rows.tokens.device)
-    return PackedSeqParams(
+    parameters = PackedSeqParams(
         qkv_format="thd",
         cu_seqlens_q=boundaries,
         cu_seqlens_kv=boundaries,
         max_seqlen_q=longest,
         max_seqlen_kv=longest,
     )
+    # Only the local attention knows families; Megatron hands the object through as it is.
+    parameters.families = with_pads(rows.families, rows.tokens.shape[1])
+    return parameters
+
+
+def with_pads(families: tuple[tuple[int, tuple[int, ...]], ...], slots: int) -> tuple[tuple[int, tuple[int, ...]], ...]:
+    """The families of a row of so many slots, with its pads as one more; empty stays empty."""
+    pads = slots - sum(prompt + sum(responses) for prompt, responses in families)
+    return (*families, (0, (pads,))) if families and pads else families

@@ -113,6 +113,13 @@ def budgets_hold_a_sequence(context: Context) -> Iterator[Finding]:
             yield Finding((f"{PACKING}.{name}", LENGTH), message)
 
 
+@rule("shared prompts", "Only packed rows can hold a prompt once for several responses.")
+def shared_prompts_are_packed(context: Context) -> Iterator[Finding]:
+    packing = context.recipe.policy.sequence_packing
+    if packing.share_prompts and not packing.enabled:
+        yield Finding((f"{PACKING}.share_prompts", f"{PACKING}.enabled"), "expected enabled true")
+
+
 @rule("validation size", "Every sample is scored; where the last batch is rounded away, accuracies are not comparable.")
 def validation_is_whole(context: Context) -> Iterator[Finding]:
     samples, batch = context.recipe.grpo.max_val_samples, context.recipe.grpo.val_batch_size

@@ -41,8 +41,11 @@ CPU_ONLY_LIMITS = [
 ]
 # Ignored on GPUs only; a CPU engine is one process anyway.
 GPU_ONLY_LIMITS = [
-    Limit(f"{VLLM}.{kind}_parallel_size", (1,), "only an engine's first device is reserved yet")
-    for kind in ("tensor", "pipeline", "expert")
+    Limit("policy.sequence_packing.share_prompts", (False,), "only the local attention knows shared prompts"),
+    *(
+        Limit(f"{VLLM}.{kind}_parallel_size", (1,), "only an engine's first device is reserved yet")
+        for kind in ("tensor", "pipeline", "expert")
+    ),
 ]
 # Not acted on by the runtime of this version, on any device.
 RUN_LIMITS = [

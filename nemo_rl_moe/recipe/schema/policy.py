@@ -34,6 +34,8 @@ class SequencePackingConfig(Section):
     """Tokens at most in one packed training micro-batch; null is max_total_sequence_length x train_micro_batch_size."""
     logprob_mb_tokens: PositiveInt | None = None
     """Tokens at most in one packed log-probability micro-batch; null is as for training, with logprob_batch_size."""
+    share_prompts: bool = False
+    """Sequences with the same prompt hold it once in a row, so that it is computed once for all of them (CPU only)."""
     algorithm: Literal["first_fit_decreasing"] = "first_fit_decreasing"
     """How sequences are put into micro-batches."""
     microbatch_order: Literal["packer", "largest_first"] = "packer"

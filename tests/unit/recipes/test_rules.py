@@ -90,6 +90,7 @@ BATCHES = [
     M("divisible length", TINY, {"policy.make_sequence_length_divisible_by": 7}, "64 is not a multiple of 7", severity="error"),
     M("divisible length", BIG, {"policy.make_sequence_length_divisible_by": 4}, "4 is not a multiple of 8 (TP 2 x 2CP 4)"),
     M("packing budget", TINY, {"policy.sequence_packing.logprob_mb_tokens": 63}, "63 tokens are fewer than max_total_sequence_length 64"),
+    M("shared prompts", TINY, {"policy.sequence_packing.share_prompts": True, "policy.sequence_packing.enabled": False, "policy.train_micro_batch_size": 8, "policy.logprob_batch_size": 8}, "expected enabled true"),
     M("validation size", TINY, {"grpo.max_val_samples": 16, "grpo.val_batch_size": 5}, "16 samples in batches of 5: the last has 1; rounding down would score 15", severity="note"),
 ]  # fmt: skip
 OBJECTIVE = [
