@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -79,7 +78,8 @@ def build_rows(
     )
 
 
-class _Places(NamedTuple):
+@dataclass(frozen=True)
+class _Places:
     """Where tokens lie: int64 arrays of one entry for each token of the rows, pads left out.
 
     Attributes:
