@@ -9,5 +9,10 @@ class Section(BaseModel):
     """One recipe section. Unknown keys are errors; docstrings become descriptions in the docs."""
 
     model_config = ConfigDict(
-        extra="forbid", frozen=True, use_attribute_docstrings=True, protected_namespaces=(), strict=True
+        allow_inf_nan=False,
+        extra="forbid",
+        frozen=True,
+        use_attribute_docstrings=True,
+        protected_namespaces=(),
+        strict=True,
     )

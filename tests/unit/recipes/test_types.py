@@ -44,6 +44,11 @@ def test_an_integer_is_a_number_and_null_is_named_where_it_is_allowed(tmp_path):
     assert ", or null" in one(tmp_path, "cluster: {segment_size: x}\n")
 
 
+def test_no_number_is_infinite_or_nan(tmp_path):
+    assert one(tmp_path, "policy: {generation: {temperature: .inf}}\n").endswith("found inf, expected a finite number")
+    assert one(tmp_path, "loss_fn: {ratio_clip_min: .nan}\n").endswith("found nan, expected a finite number")
+
+
 def test_environment_variables_must_be_text(tmp_path):
     text = one(tmp_path, "policy: {megatron_cfg: {env_vars: {USE_MNNVL: 1}}}\n")
     assert text == ":2: policy.megatron_cfg.env_vars.USE_MNNVL: found 1, expected text (quote it)"
