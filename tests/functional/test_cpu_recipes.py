@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.functional.cli import RECIPES, REPO, metrics, run_recipe
+from tests.functional.cli import MODEL, RECIPES, metrics, run_recipe
+from tools.make_tiny_moe import DENSE, MODELS, make
 
-MODELS = REPO / "models"
 # Starting the workers is most of the time, so the batches are as small as the recipe's layout allows.
 SMALL = (
     "grpo.num_prompts_per_step=4",
@@ -21,12 +22,10 @@ SMALL = (
 )
 
 
-def train(name: str, model: str, folder: Path, *overrides: str) -> list[dict]:
+def train(name: str, model: Path, folder: Path) -> list[dict]:
     """Runs a recipe for two steps; returns its rows."""
     run_dir = folder / "run"
-    done = run_recipe(
-        RECIPES / f"{name}.yaml", run_dir, *SMALL, f"policy.model_name={MODELS / model}", *overrides, cwd=folder
-    )
+    done = run_recipe(RECIPES / f"{name}.yaml", run_dir, *SMALL, f"policy.model_name={model}", cwd=folder)
     assert done.code == 0, done.text[-4000:]
     rows = metrics(run_dir)
     assert [row["step"] for row in rows] == [1, 2]
@@ -36,20 +35,18 @@ def train(name: str, model: str, folder: Path, *overrides: str) -> list[dict]:
     return rows
 
 
-@pytest.mark.parametrize(
-    ("name", "model"),
-    [
-        ("grpo-tiny-dense-cpu", "tiny-dense-cpu"),
-        ("grpo-tiny-moe-cpu-padded", "tiny-moe-cpu"),
-        ("grpo-tiny-moe-cpu-ep2", "tiny-moe-cpu"),
-        ("grpo-tiny-moe-cpu-pp2", "tiny-moe-cpu"),
-    ],
-)
-def test_recipe_trains_two_steps(name: str, model: str, tmp_path: Path) -> None:
-    rows = train(name, model, tmp_path)
+@pytest.mark.parametrize("layout", ["padded", "ep2", "pp2"])
+def test_recipe_trains_two_steps(layout: str, tmp_path: Path) -> None:
+    rows = train(f"grpo-tiny-moe-cpu-{layout}", MODEL, tmp_path)
+    assert all(row["performance/total_num_tokens"] > 16 * 24 for row in rows)
+
+
+def test_a_dense_model_of_random_weights_trains_two_steps(tmp_path: Path) -> None:
+    make(tmp_path / "dense", replace(MODELS[DENSE], warmup_steps=0))
+    rows = train("grpo-tiny-dense-cpu", tmp_path / "dense", tmp_path)
     assert all(row["performance/total_num_tokens"] > 16 * 24 for row in rows)
 
 
 def test_dynamic_sampling_fills_the_step_with_groups_that_differ(tmp_path: Path) -> None:
-    rows = train("grpo-tiny-moe-cpu-dynamic-sampling", "tiny-moe-cpu", tmp_path)
+    rows = train("grpo-tiny-moe-cpu-dynamic-sampling", MODEL, tmp_path)
     assert all(row["train/grad_norm"] > 0 for row in rows)
