@@ -57,7 +57,7 @@ def row(problem: str = "What is 1 + 2?", answer: str = "3") -> str:
 
 
 GOOD = row() * 16
-GPUS = ("cluster.device=cuda", "cluster.gpus_per_node=8")
+GPUS = ("cluster.device=cuda", "cluster.gpus_per_node=8", "policy.sequence_packing.share_prompts=false")
 
 
 def refused(recipe: Path, *expected: str, overrides: Sequence[str] = ()) -> None:
