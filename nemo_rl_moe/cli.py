@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from nemo_rl_moe.errors import UserError
+from nemo_rl_moe.errors import RunFailed, UserError
 
 EXIT_DONE, EXIT_FAILED, EXIT_USER, EXIT_INTERRUPTED = 0, 1, 2, 130
 
@@ -33,6 +33,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         failed = arguments.command is _run
         sys.stderr.close()
         return EXIT_FAILED if failed else EXIT_DONE
+    except RunFailed as error:
+        print(f"failed: {error}", file=sys.stderr)
+        return EXIT_FAILED
     except Exception:
         traceback.print_exc()
         return EXIT_FAILED

@@ -10,7 +10,14 @@ class UserError(Exception):
     """
 
 
-class PhaseTimeout(RuntimeError):
+class RunFailed(RuntimeError):
+    """A run cannot go on, for a reason that its message explains: the CLI prints it without a traceback, exit code 1.
+
+    Anything else that ends a run is a fault that nobody foresaw, and is shown with its traceback.
+    """
+
+
+class PhaseTimeout(RunFailed):
     """Something that was waited for did not answer in time.
 
     Args:

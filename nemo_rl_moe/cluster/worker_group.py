@@ -15,12 +15,12 @@ from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from nemo_rl_moe.cluster.actor_host import ActorHost
-from nemo_rl_moe.errors import PhaseTimeout, UserError
+from nemo_rl_moe.errors import PhaseTimeout, RunFailed, UserError
 
 _LOG_TAIL_LINES = 15
 
 
-class WorkerDied(RuntimeError):
+class WorkerDied(RunFailed):
     """A worker process ended while something was asked of it."""
 
 

@@ -8,6 +8,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from nemo_rl_moe.errors import RunFailed
+
 
 class Verifier(Protocol):
     """A function that scores one response. It runs in a process of its own that may be killed at any time."""
@@ -19,7 +21,7 @@ class Verifier(Protocol):
         """
 
 
-class VerifierError(RuntimeError):
+class VerifierError(RunFailed):
     """A verifier failed on a sample and the environment says `on_error: fail`."""
 
 

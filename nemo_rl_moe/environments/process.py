@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from nemo_rl_moe.errors import PhaseTimeout, UserError
+from nemo_rl_moe.errors import PhaseTimeout, RunFailed, UserError
 
 _HEADER = struct.Struct("<Q")
 _START_LIMIT_S = 120.0
@@ -152,6 +152,6 @@ class VerifierHost:
             if isinstance(error, TimeoutError):
                 raise PhaseTimeout(f"reward: {phase}", who, limit_s) from error
             if isinstance(error, OSError):
-                raise RuntimeError(f"{who} is gone ({phase}: {error})") from error
+                raise RunFailed(f"{who} is gone ({phase}: {error})") from error
             raise
         return json.loads(answer)

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from nemo_rl_moe.errors import RunFailed
 
-class DynamicSamplingExhausted(RuntimeError):
+
+class DynamicSamplingExhausted(RunFailed):
     """The allowed generation batches did not give enough groups with unequal rewards."""
 
 
