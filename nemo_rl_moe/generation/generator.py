@@ -166,9 +166,7 @@ class Generator:
         self._workers.call_rank(rank, "setup", phase="generation: engine start anew", timeout_s=limits.setup_s)
         if self._last_update is not None:
             phase = f"refit: version {self._last_update[-1]} for a worker started anew"
-            self._workers.call_rank(
-                rank, "update_weights", *self._last_update, phase=phase, timeout_s=limits.refit_s
-            )
+            self._workers.call_rank(rank, "update_weights", *self._last_update, phase=phase, timeout_s=limits.refit_s)
 
     def step_done(self) -> None:
         """A step was trained: failures are counted from 0 again."""

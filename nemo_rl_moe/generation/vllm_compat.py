@@ -84,7 +84,7 @@ def build_llm(recipe: Recipe, index: int) -> Any:
 
 
 def build_async_llm(recipe: Recipe, index: int) -> Any:
-    """An `AsyncLLM` of the recipe, ready for weight updates through the host engine; its engine is a process of its own.
+    """An `AsyncLLM` of the recipe, ready for weight updates through the host engine, which is a process of its own.
 
     To be called inside the event loop that uses it.
     """

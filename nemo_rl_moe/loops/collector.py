@@ -105,7 +105,7 @@ class TrajectoryCollector:
                     answers = self._dispatcher.collect(_POLL_S)
                 for answer in answers:
                     self._take_in(answer)
-        except BaseException as error:  # noqa: BLE001 - the driver raises it, whatever it is
+        except BaseException as error:
             self._buffer.fail(error)
 
     def _admit(self) -> None:

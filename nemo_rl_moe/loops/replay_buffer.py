@@ -207,7 +207,7 @@ class ReplayBuffer(Generic[Item, Result]):
             if self._error is not None:
                 raise self._error
             left = None if deadline is None else deadline - time.monotonic()
-            if left is not None and left <= 0:
+            if left is not None and left <= 0 and timeout_s is not None:
                 raise PhaseTimeout("samples of the next step", f"the replay buffer ({dict(self.counts())})", timeout_s)
             self._changed.wait(left)
 

@@ -82,8 +82,10 @@ class WeightSynchronizer:
             started = time.perf_counter()
             written = self._policy.export_weights(str(buffer.path))
             if written != layout.numel:
-                # Unwritten elements keep an earlier version's value, and a model of mixed versions samples plausible text.
-                raise RuntimeError(f"refit to version {version}: the trainer wrote {written} of {layout.numel} elements")
+                # Unwritten elements keep an earlier version's value; a model of mixed versions samples plausible text.
+                raise RuntimeError(
+                    f"refit to version {version}: the trainer wrote {written} of {layout.numel} elements"
+                )
             exported = time.perf_counter()
             self._generator.update_weights(str(buffer.path), layout, weight_digest(layout, buffer.tensor), version)
             loaded = time.perf_counter()
