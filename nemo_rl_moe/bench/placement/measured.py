@@ -4,7 +4,7 @@ Of one run, the lengths and the time of every phase are known at its own placeme
 
 - Prompt and response lengths. Logged is the mean of their sum. How it divides, and how responses differ, comes from the
   text of the rollouts, as if every token had the same number of characters. Without rollouts all responses are equally
-  long, and prompts count as generated.
+  long: the mean, or the recipe's limit where that is less, and prompts the rest.
 - The curve of the generation speed. A batch of requests that start together takes
   `decode_latency_s x longest + tokens / (devices x peak_tokens_per_second)` seconds: two unknowns. Runs at two or more
   loads give both, by least squares. One run gives the second alone, without latency: generation then takes time in
@@ -219,7 +219,7 @@ def _lengths(path: Path, steps: Sequence[int], mean_tokens: float, policy: Polic
         if file.is_file():
             samples += [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines() if line]
     if not samples:
-        return 0.0, []
+        return max(0.0, mean_tokens - policy.generation.max_new_tokens), []
     characters = [max(1, len(sample["response"])) for sample in samples]
     prompt_characters = sum(len(sample["problem"]) for sample in samples)
     prompt_tokens = mean_tokens * prompt_characters / (prompt_characters + sum(characters))

@@ -24,6 +24,7 @@ def as_dict(name: str, workload: str, prediction: Prediction, checks: Sequence[C
         "batch": asdict(prediction.batch),
         "sync": asdict(prediction.sync),
         "splits": [asdict(split) for split in prediction.splits],
+        "skipped_splits": prediction.skipped,
         "best_split": best and _devices(best.outcome),
         "best_split_unchanged": unchanged and _devices(unchanged.outcome),
         "why": why(prediction),
@@ -50,6 +51,8 @@ def lines(name: str, workload: str, prediction: Prediction, checks: Sequence[Che
     table += [_row(_devices(split.outcome), split.outcome, _mark(prediction, split)) for split in shown]
     if len(shown) < len(prediction.splits):
         table.append(f"{len(prediction.splits) - len(shown)} slower splits that need other keys: see --json")
+    if prediction.skipped:
+        table.append(f"{prediction.skipped} splits between these were not simulated")
     text = [*head, *table, "", *why(prediction)]
     if checks:
         text += ["", "simulated against measured step time, each run at its own placement:"]

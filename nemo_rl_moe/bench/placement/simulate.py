@@ -1,10 +1,11 @@
 """Virtual time of GRPO steps: sync takes turns on all devices, async generates ahead on devices of its own.
 
-Staleness. Version v is the number of updates that the weights have had; step v trains version v to v + 1. Groups are
-admitted in order, and while the generator holds version g, never more than (g + 1 + max age) x prompts of them in all.
-So at most (1 + max age) x prompts groups are outstanding, and those that must train at step v at the latest, which were
-admitted under version v - max age or before, number at most (v + 1) x prompts less the v x prompts that are trained:
-they fit in the step. Step v waits for all of these, fills up with the oldest of the others, and drops nothing.
+Staleness. Version v is the number of updates that the weights have had; step v trains version v to v + 1. While the
+generator holds version g, no more than (g + 1 + max age) x prompts groups are ever admitted: (1 + max age) x prompts at
+version 0 and as many as a step trains at each later one. So at most (1 + max age) x prompts are outstanding, and each
+can train within max age steps, if every step takes the oldest version that is left: version v - max age, or 0 in the
+first steps. Of that version it takes the groups that end first, and nothing is dropped. Filling up a step with groups
+of a newer version that end early would break the bound: the older ones would no longer fit into the steps left.
 """
 
 from __future__ import annotations
@@ -163,7 +164,13 @@ def simulate_async(workload: Workload, batch: Batch, policy_devices: int, steps:
 
 @dataclass
 class _Groups:
-    """The groups between admission and training, and the requests they still wait for."""
+    """The groups between admission and training.
+
+    Args:
+        open: (version, response lengths) by group.
+        missing: requests that a group still waits for; groups that have ended are not in it.
+        done: groups that have ended and are not trained, by version, in the order of their ends.
+    """
 
     batch: Batch
     fleet: Fleet
@@ -171,6 +178,7 @@ class _Groups:
     admitted: int = 0
     open: dict[int, tuple[int, NDArray[np.float64]]] = field(default_factory=dict)
     missing: dict[int, int] = field(default_factory=dict)
+    done: dict[int, list[int]] = field(default_factory=dict)
 
     def admit(self, version: int, now: float) -> None:
         """Starts every group that may start under a version."""
@@ -182,14 +190,13 @@ class _Groups:
         self.admitted = max(self.admitted, new.stop)
 
     def take(self, step: int, now: float) -> tuple[float, list[tuple[int, NDArray[np.float64]]]]:
-        """The groups of a step as (version, lengths), and when the last of them ended; not before all due ones have."""
-        last = self.run(now, drain=False)
-        due = [group for group, (version, _) in self.open.items() if version <= step - self.batch.max_age]
-        while len(self.open) - len(self.missing) < self.batch.prompts or any(group in self.missing for group in due):
+        """The groups of a step as (version, lengths), and when the last of them ended."""
+        version, last = max(0, step - self.batch.max_age), self.run(now, drain=False)
+        done = self.done.setdefault(version, [])
+        while len(done) < self.batch.prompts:
             last = self._end()
-        # Groups are numbered in the order of admission, so the due ones come first.
-        done = sorted(group for group in self.open if group not in self.missing)[: self.batch.prompts]
-        return last, [self.open.pop(group) for group in done]
+        taken, self.done[version] = done[: self.batch.prompts], done[self.batch.prompts :]
+        return last, [self.open.pop(group) for group in taken]
 
     def run(self, until: float, *, drain: bool) -> float:
         """Generates up to a time, or with `drain` until no request is left; returns the later of both."""
@@ -202,6 +209,7 @@ class _Groups:
         self.missing[group] -= 1
         if not self.missing[group]:
             del self.missing[group]
+            self.done.setdefault(self.open[group][0], []).append(group)
         return time
 
 
