@@ -213,7 +213,12 @@ _TRAIN = (
 _POLICY = (
     ("num_microbatches", "micro-batch", "Training micro-batches of one data-parallel rank.", _COUNT),
     ("num_optimizer_steps", "update", "Optimizer steps.", _COUNT),
-    ("padding_fraction", "1", "Share of padding in what went through the model in training; a shared prompt counts once.", _RATE),
+    (
+        "padding_fraction",
+        "1",
+        "Share of padding in what training put through the model; a shared prompt counts once.",
+        _RATE,
+    ),
 )
 
 _VALIDATION = (

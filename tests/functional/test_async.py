@@ -31,8 +31,9 @@ def sync_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_age_0_gives_the_sync_run_s_rewards_and_losses_bit_for_bit(sync_run: Path, tmp_path: Path) -> None:
-    age = "grpo.async_grpo.max_trajectory_age_steps=0"
-    done = run_recipe(ASYNC, tmp_path / "run", *SHORT, age, "grpo.max_num_steps=3", cwd=tmp_path)
+    recipe = tmp_path / "grpo-tiny-moe-cpu-split.yaml"
+    recipe.write_text(f"defaults: {ASYNC}\ngrpo: {{async_grpo: {{max_trajectory_age_steps: 0}}}}\n")
+    done = run_recipe(recipe, tmp_path / "run", *SHORT, "grpo.max_num_steps=3", cwd=tmp_path)
     assert done.code == 0, done.text
     for name in ("train/reward", "train/loss", "train/grad_norm", "train/mean_tokens_per_sample"):
         assert [row[name] for row in metrics(tmp_path / "run")] == [row[name] for row in metrics(sync_run)[:3]]
