@@ -27,16 +27,17 @@ class SequenceBatch:
         lengths: int64 [N], tokens of each sequence.
         tokens: int32 [T], token ids.
         token_mask: bool [T], True where the token was sampled by the policy and counts in the loss.
-        token_values: float32 [T] each: `generation_logprobs`, `prev_logprobs`, `reference_logprobs`, `advantages`.
+        token_values: [T] each: `generation_logprobs`, `prev_logprobs`, `reference_logprobs`, `advantages` (float32),
+            `token_versions` (int32, version of the weights that sampled it; 0 where none did).
         sample_values: [N] each: `sample_mask` (float32, 0 leaves the sample out of the loss), `rewards` (float32),
             `prompt_ids` (int64, which prompt), `truncated` (bool, cut at the length limit),
-            `weight_versions` (int64, version of the weights that sampled it).
+            `weight_versions` (int64, version of the weights that sampled its first token).
     """
 
     lengths: IntArray
     tokens: NDArray[np.int32]
     token_mask: NDArray[np.bool_]
-    token_values: dict[str, FloatArray] = field(default_factory=dict)
+    token_values: dict[str, NDArray] = field(default_factory=dict)
     sample_values: dict[str, NDArray] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -81,7 +82,7 @@ class SequenceBatch:
         )
 
     def with_values(
-        self, tokens: dict[str, FloatArray] | None = None, samples: dict[str, NDArray] | None = None
+        self, tokens: dict[str, NDArray] | None = None, samples: dict[str, NDArray] | None = None
     ) -> SequenceBatch:
         """The same sequences with further per-token and per-sample values."""
         return SequenceBatch(

@@ -1,4 +1,4 @@
-"""One command: run, validate, plan, config, doctor.
+"""One command: run, validate, plan, config, bench, doctor.
 
 Exit codes: 0 done, 1 the run failed, 2 the user's input is wrong, 130 interrupted. Imports are made inside the
 commands: `validate` must answer on a bare machine, without torch and Ray, in about a second.
@@ -78,6 +78,7 @@ def _parser() -> argparse.ArgumentParser:
     doctor.set_defaults(command=_doctor)
 
     _config_commands(commands.add_parser("config", help="look into recipes"))
+    _bench_commands(commands.add_parser("bench", help="predict and measure speed"))
     return parser
 
 
@@ -106,6 +107,17 @@ def _config_commands(config: argparse.ArgumentParser) -> None:
     minimize.add_argument("--check", action="store_true", help="print nothing; exit 2 when keys could go")
     _json_argument(minimize)
     minimize.set_defaults(command=_config_minimize)
+
+
+def _bench_commands(bench: argparse.ArgumentParser) -> None:
+    from nemo_rl_moe.bench.placement.command import add_arguments
+
+    commands = bench.add_subparsers(required=True, metavar="COMMAND")
+    placement = commands.add_parser("placement", help="step time of sync and of async at every split, simulated")
+    _recipe_arguments(placement)
+    add_arguments(placement)
+    _json_argument(placement)
+    placement.set_defaults(command=_bench_placement)
 
 
 def _recipe_arguments(parser: argparse.ArgumentParser) -> None:
@@ -153,6 +165,13 @@ def _doctor(arguments: argparse.Namespace) -> int:
     from nemo_rl_moe.doctor import doctor
 
     return doctor(as_json=arguments.json, workers=arguments.workers)
+
+
+def _bench_placement(arguments: argparse.Namespace) -> int:
+    from nemo_rl_moe.bench.placement.command import run
+
+    run(arguments)
+    return EXIT_DONE
 
 
 def _config_show(arguments: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""The one Ray actor class: it hosts a plain class, imported by path inside the worker process.
+"""The Ray actor classes: each hosts a plain class, imported by path inside the worker process.
 
 The driver never imports vLLM or Megatron, and the hosted classes know nothing of Ray, so tests can use them without it.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import importlib
+import inspect
 import os
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,15 @@ class ActorHost:
     def pid(self) -> int:
         """Process id of the worker."""
         return os.getpid()
+
+
+class AsyncActorHost(ActorHost):
+    """Hosts a worker whose methods are coroutines, so that many calls are under way at once."""
+
+    async def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        """Runs a method of the hosted worker, a coroutine or not."""
+        result = super().call(method, *args, **kwargs)
+        return await result if inspect.isawaitable(result) else result
 
 
 def _redirect_output(path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Sequence
@@ -10,17 +11,35 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from ray.actor import ActorHandle
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from nemo_rl_moe.cluster.actor_host import ActorHost
+from nemo_rl_moe.cluster.actor_host import ActorHost, AsyncActorHost
 from nemo_rl_moe.errors import PhaseTimeout, RunFailed, UserError
 
 _LOG_TAIL_LINES = 15
+# Ray runs at most this many calls of one concurrent actor at once. A weight update behind that many waiting generation
+# calls would wait for ever, so it is out of reach.
+_MAX_CONCURRENT_CALLS = 1_000_000
 
 
-class WorkerDied(RunFailed):
+class WorkerFailed(RuntimeError):
+    """A call to a worker raised.
+
+    Attributes:
+        rank: of the worker.
+        life: how many times its process had been started anew when the call was made.
+    """
+
+    def __init__(self, message: str, rank: int, life: int) -> None:
+        super().__init__(message)
+        self.rank = rank
+        self.life = life
+
+
+class WorkerDied(WorkerFailed, RunFailed):
     """A worker process ended while something was asked of it."""
 
 
@@ -41,6 +60,15 @@ class WorkerSpec:
     args: tuple[Any, ...]
 
 
+@dataclass(frozen=True)
+class Call:
+    """A call under way: the rank that works on it, and which life of the rank (see `WorkerFailed`)."""
+
+    ref: ray.ObjectRef
+    rank: int
+    life: int
+
+
 class WorkerGroup:
     """Actors of one kind, by rank.
 
@@ -51,6 +79,7 @@ class WorkerGroup:
         placement: the placement group that holds the bundles.
         env: environment variables that the worker processes start with.
         log_dir: folder of `<name>-<rank>.log`; None leaves the output to Ray.
+        concurrent: the hosted class has coroutines, and calls to one worker may overlap.
     """
 
     def __init__(
@@ -61,24 +90,24 @@ class WorkerGroup:
         placement: PlacementGroup,
         env: dict[str, str],
         log_dir: Path | None,
+        *,
+        concurrent: bool = False,
     ) -> None:
         self.name = name
+        self._class_path, self._specs, self._placement, self._env = class_path, list(specs), placement, env
         self._logs = [log_dir / f"{name}-{rank}.log" if log_dir else None for rank in range(len(specs))]
-        host = ray.remote(ActorHost)
-        self._actors = [
-            host.options(
-                num_cpus=spec.num_cpus,
-                num_gpus=spec.num_gpus,
-                runtime_env={"env_vars": env},
-                scheduling_strategy=PlacementGroupSchedulingStrategy(placement, spec.bundle),
-            ).remote(class_path, spec.args, str(log) if log else None, os.getcwd())
-            for spec, log in zip(specs, self._logs, strict=True)
-        ]
+        self._concurrent = concurrent
+        self._actors = [self._start(rank) for rank in range(len(specs))]
+        self._lives = [0] * len(specs)
 
     @property
     def size(self) -> int:
         """Number of workers."""
         return len(self._actors)
+
+    def life(self, rank: int) -> int:
+        """How many times the rank's process was started anew."""
+        return self._lives[rank]
 
     def call(
         self,
@@ -99,24 +128,97 @@ class WorkerGroup:
         Raises:
             PhaseTimeout: naming the phase and the ranks that had not answered.
             WorkerDied: naming the rank, with the end of its log.
+            WorkerFailed: the first call that raised.
         """
         own = per_worker if per_worker is not None else [()] * self.size
         if len(own) != self.size:
             raise ValueError(f"{len(own)} argument tuples for {self.size} workers")
-        return self._collect(
-            [a.call.remote(method, *args, *extra, **kwargs) for a, extra in zip(self._actors, own, strict=True)],
-            list(range(self.size)),
-            phase,
-            timeout_s,
-        )
+        calls = [self.submit(rank, method, *args, *extra, **kwargs) for rank, extra in enumerate(own)]
+        results: dict[int, Any] = {}
+        # One at a time as they finish: a rank that fails must not hide behind peers that wait for it.
+        deadline = time.monotonic() + timeout_s
+        while calls:
+            for call in self.wait_any(calls, deadline, phase, timeout_s):
+                calls.remove(call)
+                results[call.rank] = self.result(call, phase)
+        return [results[rank] for rank in range(self.size)]
+
+    def call_each(self, method: str, *args: Any, phase: str, timeout_s: float, **kwargs: Any) -> list[Any]:
+        """As `call`, but waits for all: a worker that died or raised has its `WorkerFailed` in place of a result."""
+        calls = [self.submit(rank, method, *args, **kwargs) for rank in range(self.size)]
+        results: list[Any] = [None] * self.size
+        deadline = time.monotonic() + timeout_s
+        while calls:
+            for call in self.wait_any(calls, deadline, phase, timeout_s):
+                calls.remove(call)
+                try:
+                    results[call.rank] = self.result(call, phase)
+                except WorkerFailed as error:
+                    results[call.rank] = error
+        return results
 
     def call_rank(self, rank: int, method: str, *args: Any, phase: str, timeout_s: float, **kwargs: Any) -> Any:
         """Calls the method on one worker."""
-        return self._collect([self._actors[rank].call.remote(method, *args, **kwargs)], [rank], phase, timeout_s)[0]
+        call = self.submit(rank, method, *args, **kwargs)
+        self.wait_any([call], time.monotonic() + timeout_s, phase, timeout_s)
+        return self.result(call, phase)
+
+    def submit(self, rank: int, method: str, *args: Any, **kwargs: Any) -> Call:
+        """Starts a call and returns at once."""
+        return Call(self._actors[rank].call.remote(method, *args, **kwargs), rank, self._lives[rank])
+
+    def wait_any(self, calls: Sequence[Call], deadline: float, phase: str, limit_s: float) -> list[Call]:
+        """Waits until one of the calls is done or has failed; returns all that are.
+
+        Raises:
+            PhaseTimeout: none is by the deadline (of `time.monotonic`); names the ranks. `limit_s` is for its message.
+        """
+        done = self.poll(calls, max(0.0, deadline - time.monotonic()))
+        if not done:
+            late = ", ".join(map(str, sorted({call.rank for call in calls})))
+            raise PhaseTimeout(phase, f"{self.name} rank {late}", limit_s)
+        return done
+
+    def poll(self, calls: Sequence[Call], timeout_s: float) -> list[Call]:
+        """The calls that are done or have failed; when none is, waits for one for `timeout_s` at most."""
+        by_ref = {call.ref: call for call in calls}
+        done, rest = ray.wait(list(by_ref), num_returns=1, timeout=timeout_s)
+        if done and rest:
+            done += ray.wait(rest, num_returns=len(rest), timeout=0)[0]
+        return [by_ref[ref] for ref in done]
+
+    def result(self, call: Call, phase: str) -> Any:
+        """What a call that is done returned.
+
+        Raises:
+            UserError, PhaseTimeout: the worker raised it.
+            WorkerDied, WorkerFailed: it died, or raised anything else.
+        """
+        rank = call.rank
+        try:
+            return ray.get(call.ref, timeout=60.0)
+        except RayTaskError as error:
+            cause = error.cause
+            if isinstance(cause, UserError | PhaseTimeout):
+                raise cause from None
+            message = f"{phase}: {self.name} rank {rank} failed: {cause!r}\n{error}"
+            raise WorkerFailed(message, rank, call.life) from cause
+        except RayActorError as error:
+            message = f"{phase}: {self.name} rank {rank} died: {error}{self._log_tail(rank)}"
+            raise WorkerDied(message, rank, call.life) from None
+        except GetTimeoutError:
+            raise PhaseTimeout(f"{phase}: result transfer", f"{self.name} rank {rank}", 60.0) from None
+
+    def restart(self, rank: int) -> None:
+        """Ends the rank's process if it still runs and starts a new one in its place; calls under way fail."""
+        with contextlib.suppress(Exception):
+            ray.kill(self._actors[rank], no_restart=True)
+        self._lives[rank] += 1
+        self._actors[rank] = self._start(rank)
 
     def pids(self, timeout_s: float = 60.0) -> list[int]:
         """Process ids, by rank."""
-        return self._collect([a.pid.remote() for a in self._actors], list(range(self.size)), "pid", timeout_s)
+        return ray.get([actor.pid.remote() for actor in self._actors], timeout=timeout_s)
 
     def kill(self) -> None:
         """Ends all worker processes at once."""
@@ -124,32 +226,17 @@ class WorkerGroup:
             ray.kill(actor, no_restart=True)
         self._actors = []
 
-    def _collect(self, refs: list[ray.ObjectRef], ranks: list[int], phase: str, timeout_s: float) -> list[Any]:
-        """One at a time as they finish: a rank that fails must not hide behind peers that wait for it."""
-        deadline = time.monotonic() + timeout_s
-        rank_of = dict(zip(refs, ranks, strict=True))
-        results: dict[int, Any] = {}
-        pending = list(refs)
-        while pending:
-            done, pending = ray.wait(pending, num_returns=1, timeout=max(0.0, deadline - time.monotonic()))
-            if not done:
-                late = ", ".join(str(rank_of[ref]) for ref in pending)
-                raise PhaseTimeout(phase, f"{self.name} rank {late}", timeout_s)
-            results[rank_of[done[0]]] = self._result(done[0], rank_of[done[0]], phase)
-        return [results[rank] for rank in ranks]
-
-    def _result(self, ref: ray.ObjectRef, rank: int, phase: str) -> Any:
-        try:
-            return ray.get(ref, timeout=60.0)
-        except RayTaskError as error:
-            cause = error.cause
-            if isinstance(cause, UserError | PhaseTimeout):
-                raise cause from None
-            raise RuntimeError(f"{phase}: {self.name} rank {rank} failed: {cause!r}\n{error}") from cause
-        except RayActorError as error:
-            raise WorkerDied(f"{phase}: {self.name} rank {rank} died: {error}{self._log_tail(rank)}") from None
-        except GetTimeoutError:
-            raise PhaseTimeout(f"{phase}: result transfer", f"{self.name} rank {rank}", 60.0) from None
+    def _start(self, rank: int) -> ActorHandle:
+        spec, log = self._specs[rank], self._logs[rank]
+        host = ray.remote(AsyncActorHost if self._concurrent else ActorHost)
+        options: dict[str, Any] = {"max_concurrency": _MAX_CONCURRENT_CALLS} if self._concurrent else {}
+        return host.options(
+            num_cpus=spec.num_cpus,
+            num_gpus=spec.num_gpus,
+            runtime_env={"env_vars": self._env},
+            scheduling_strategy=PlacementGroupSchedulingStrategy(self._placement, spec.bundle),
+            **options,
+        ).remote(self._class_path, spec.args, str(log) if log else None, os.getcwd())
 
     def _log_tail(self, rank: int) -> str:
         log = self._logs[rank]

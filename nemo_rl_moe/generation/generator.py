@@ -3,31 +3,55 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nemo_rl_moe.cluster.worker_group import WorkerGroup
+from nemo_rl_moe.cluster.worker_group import Call, WorkerFailed, WorkerGroup
 from nemo_rl_moe.data.prompt import Prompt
-from nemo_rl_moe.errors import PhaseTimeout
+from nemo_rl_moe.errors import PhaseTimeout, RunFailed
 from nemo_rl_moe.generation.interface import Completions, SamplingSpec
 from nemo_rl_moe.recipe.schema import Recipe
 from nemo_rl_moe.refit.layout import WeightLayout
 
 
 class Generator:
-    """Splits prompts over the workers and keeps their weights at one version.
+    """Splits prompts over the workers, keeps their weights at one version, and replaces workers that fail.
 
     Args:
-        workers: group that hosts `nemo_rl_moe.generation.vllm_worker.VllmWorker`.
+        workers: group that hosts `VllmWorker` or `AsyncVllmWorker`.
         recipe: the run's recipe.
+        on_event: told in a sentence when a worker was replaced.
     """
 
-    def __init__(self, workers: WorkerGroup, recipe: Recipe) -> None:
+    def __init__(
+        self, workers: WorkerGroup, recipe: Recipe, on_event: Callable[[str], None] = lambda message: None
+    ) -> None:
         self._workers = workers
         self._timeouts = recipe.cluster.timeouts
+        ahead = recipe.grpo.async_grpo
+        # Only the async loop samples the prompts of a lost worker again.
+        self._allowed_failures = ahead.max_generation_failures if ahead.enabled else 0
+        self._failures = 0
         self._failure: str | None = None
+        self._last_update: tuple[Any, ...] | None = None
+        self._on_event = on_event
+        # Weights are written, loaded and given to a replaced worker by one thread at a time.
+        self._weights = threading.RLock()
+
+    @property
+    def size(self) -> int:
+        """Number of workers."""
+        return self._workers.size
+
+    @property
+    def workers(self) -> WorkerGroup:
+        """The group, for calls that overlap (`generation.dispatcher`)."""
+        return self._workers
 
     def setup(self) -> list[dict[str, float]]:
         """Starts every engine. Returns what each worker's `setup` gives, by rank."""
@@ -41,60 +65,127 @@ class Generator:
             PhaseTimeout: naming the workers that did not answer.
             RuntimeError: an engine is unusable, or the workers' weights have different versions.
         """
-        if self._failure is not None:
-            raise RuntimeError(f"the generator is unusable: {self._failure}")
-        lengths = np.array([len(p.token_ids) for p in prompts], dtype=np.int64)
-        ids = np.array([p.id for p in prompts], dtype=np.int64)
-        first = first_samples(ids, spec.n)
-        bounds = split_bounds(lengths, self._workers.size)
-        arguments = [
-            (ids[a:b], lengths[a:b], _flat_tokens(prompts[a:b]), spec, first[a:b])
-            for a, b in itertools.pairwise(bounds)
-        ]
-        parts = self._workers.call(
-            "generate", phase="generation", timeout_s=self._timeouts.generation_s, per_worker=arguments
-        )
+        self.check_usable()
+        while True:
+            try:
+                parts = self._workers.call(
+                    "generate",
+                    phase="generation",
+                    timeout_s=self._timeouts.generation_s,
+                    per_worker=self.arguments(prompts, spec),
+                )
+                break
+            except WorkerFailed as error:
+                self.replace(error)
         completions = Completions.concat(parts)
         versions = sorted(set(completions.weight_versions.tolist()))
         if len(versions) > 1:
             raise RuntimeError(f"generation workers sampled with different weight versions: {versions}")
         return completions
 
-    def update_weights(self, path: str, layout: WeightLayout, digest: str, version: int) -> list[dict[str, float]]:
-        """Loads the weights in a shared buffer into every engine.
+    def arguments(self, prompts: Sequence[Prompt], spec: SamplingSpec) -> list[tuple[Any, ...]]:
+        """Arguments of each worker's `generate`: contiguous parts of the prompts with about as many tokens in each."""
+        first = first_samples(prompts, spec.n)
+        bounds = split_bounds(np.array([len(p.token_ids) for p in prompts], dtype=np.int64), self._workers.size)
+        return [worker_arguments(prompts[a:b], spec, first[a:b]) for a, b in itertools.pairwise(bounds)]
+
+    def submit(self, rank: int, arguments: tuple[Any, ...], *, together: bool) -> Call:
+        """Starts a generation call on one worker, whose class must be `AsyncVllmWorker`."""
+        self.check_usable()
+        return self._workers.submit(rank, "generate", *arguments, together=together)
+
+    @contextmanager
+    def weights_held(self) -> Iterator[None]:
+        """While a thread is in here, no other updates weights or gives them to a replaced worker."""
+        with self._weights:
+            yield
+
+    def update_weights(self, path: str, layout: WeightLayout, digest: str, version: int) -> None:
+        """Loads the weights in a shared buffer into every engine; one that fails at it is replaced where allowed.
 
         Args:
-            path: file of the buffer (`SharedBuffer.path`).
+            path: file of the buffer (`SharedBuffer.path`), which must keep these weights until the next update.
             layout: of the buffer.
             digest: `weight_digest` of the sender.
             version: version that the weights get.
 
-        Returns:
-            What each worker's `update_weights` gives, by rank.
-
         Raises:
             PhaseTimeout: naming the workers that did not answer; the generator then refuses to generate.
-            RuntimeError: an update failed; so too.
+            RuntimeError: an update failed and no more workers may be replaced; so too.
         """
         phase = f"refit: weight update to version {version}"
-        try:
-            return self._workers.call(
-                "update_weights",
-                path,
-                layout.to_plain(),
-                digest,
-                version,
-                phase=phase,
-                timeout_s=self._timeouts.refit_s,
-            )
-        except (RuntimeError, PhaseTimeout) as error:
-            # Some engines may hold the new weights and some the old or half of each.
-            self._failure = f"{phase} failed: {error}"
-            raise
+        with self._weights:
+            self._last_update = (path, layout.to_plain(), digest, version)
+            try:
+                results = self._workers.call_each(
+                    "update_weights", *self._last_update, phase=phase, timeout_s=self._timeouts.refit_s
+                )
+                for error in (result for result in results if isinstance(result, WorkerFailed)):
+                    self.replace(error)
+            except (RuntimeError, PhaseTimeout) as error:
+                # Some engines may hold the new weights and some the old or half of each.
+                self._failure = f"{phase} failed: {error}"
+                raise
+
+    def replace(self, error: WorkerFailed) -> bool:
+        """Starts a failed worker anew and gives it the present weights, again if it fails at that.
+
+        Returns:
+            Whether it did: False when another thread has replaced that worker already.
+
+        Raises:
+            WorkerFailed: the error itself, when no failures are allowed.
+            RunFailed: more failed than are.
+        """
+        with self._weights:
+            if self._workers.life(error.rank) != error.life:
+                return False
+            while True:
+                self._count_failure(error)
+                try:
+                    self._start_anew(error.rank)
+                    return True
+                except WorkerFailed as again:
+                    error = again
+
+    def _count_failure(self, error: WorkerFailed) -> None:
+        if self._failures >= self._allowed_failures:
+            if self._failures == 0:
+                raise error
+            limit = f"grpo.async_grpo.max_generation_failures is {self._allowed_failures}"
+            raise RunFailed(f"a generation worker failed again, and {limit}: {error}") from error
+        self._failures += 1
+        self._on_event(
+            f"warning: {str(error).splitlines()[0]}: starting it anew "
+            f"({self._failures} of at most {self._allowed_failures} between two steps)"
+        )
+
+    def _start_anew(self, rank: int) -> None:
+        limits = self._timeouts
+        self._workers.restart(rank)
+        self._workers.call_rank(rank, "setup", phase="generation: engine start anew", timeout_s=limits.setup_s)
+        if self._last_update is not None:
+            phase = f"refit: version {self._last_update[-1]} for a worker started anew"
+            self._workers.call_rank(rank, "update_weights", *self._last_update, phase=phase, timeout_s=limits.refit_s)
+
+    def step_done(self) -> None:
+        """A step was trained: failures are counted from 0 again."""
+        self._failures = 0
+
+    def check_usable(self) -> None:
+        """Raises RuntimeError when an update failed."""
+        if self._failure is not None:
+            raise RuntimeError(f"the generator is unusable: {self._failure}")
 
     def weight_versions(self) -> list[int]:
         """Version of each worker's weights, by rank."""
-        return self._workers.call("weight_version", phase="refit: weight versions", timeout_s=self._timeouts.refit_s)
+        while True:
+            try:
+                return self._workers.call(
+                    "weight_version", phase="refit: weight versions", timeout_s=self._timeouts.refit_s
+                )
+            except WorkerFailed as error:
+                self.replace(error)
 
     def sleep(self) -> None:
         """Gives the devices' memory to the trainer; does nothing on a CPU."""
@@ -109,13 +200,13 @@ class Generator:
         self._workers.call("shutdown", phase="generation: shutdown", timeout_s=self._timeouts.refit_s)
 
 
-def first_samples(prompt_ids: NDArray[np.int64], n: int) -> NDArray[np.int64]:
+def first_samples(prompts: Sequence[Prompt], n: int) -> NDArray[np.int64]:
     """int64 [P]: number of each prompt's first response, n more for each earlier prompt with the same id."""
     seen: dict[int, int] = {}
-    first = np.zeros(len(prompt_ids), dtype=np.int64)
-    for row, prompt in enumerate(prompt_ids.tolist()):
-        first[row] = seen.get(prompt, 0)
-        seen[prompt] = seen.get(prompt, 0) + n
+    first = np.zeros(len(prompts), dtype=np.int64)
+    for row, prompt in enumerate(prompts):
+        first[row] = seen.get(prompt.id, 0)
+        seen[prompt.id] = seen.get(prompt.id, 0) + n
     return first
 
 
@@ -134,7 +225,9 @@ def split_bounds(lengths: NDArray[np.int64], parts: int) -> list[int]:
     return [0, *inner, len(lengths)]
 
 
-def _flat_tokens(prompts: Sequence[Prompt]) -> NDArray[np.int32]:
-    if not prompts:
-        return np.zeros(0, dtype=np.int32)
-    return np.concatenate([np.asarray(p.token_ids, dtype=np.int32) for p in prompts])
+def worker_arguments(prompts: Sequence[Prompt], spec: SamplingSpec, first: NDArray[np.int64]) -> tuple[Any, ...]:
+    """Arguments of a worker's `generate` for these prompts: ids, lengths, tokens, spec and first samples."""
+    ids = np.array([p.id for p in prompts], dtype=np.int64)
+    lengths = np.array([len(p.token_ids) for p in prompts], dtype=np.int64)
+    rows = [np.asarray(p.token_ids, dtype=np.int32) for p in prompts]
+    return ids, lengths, np.concatenate(rows) if rows else np.zeros(0, dtype=np.int32), spec, first

@@ -36,14 +36,28 @@ class Completions:
         token_ids: int32 [sum(lengths)], sampled ids exactly as drawn; never re-tokenized.
         logprobs: float32 [sum(lengths)], of the sampled ids at the sampling temperature (at 1 when greedy).
         truncated: bool [M], True where the response was cut at the length limit.
-        weight_versions: int64 [M], version of the weights that sampled it.
+        token_versions: int32 [sum(lengths)], version of the weights that sampled each token; it never falls within a
+            response, and rises where an update came while it ran.
     """
 
     lengths: NDArray[np.int64]
     token_ids: NDArray[np.int32]
     logprobs: NDArray[np.float32]
     truncated: NDArray[np.bool_]
-    weight_versions: NDArray[np.int64]
+    token_versions: NDArray[np.int32]
+
+    @property
+    def weight_versions(self) -> NDArray[np.int64]:
+        """int64 [M], version that sampled each response's first token."""
+        return self.token_versions[np.cumsum(self.lengths) - self.lengths].astype(np.int64)
+
+    def split(self, n: int) -> list[Completions]:
+        """The responses of each prompt apart, n to a prompt."""
+        lengths = self.lengths.reshape(-1, n)
+        ends = np.cumsum(lengths.sum(axis=1))[:-1]
+        flat = [np.split(values, ends) for values in (self.token_ids, self.logprobs, self.token_versions)]
+        groups = zip(lengths, *flat, self.truncated.reshape(-1, n), strict=True)
+        return [Completions(own, ids, lp, cut, versions) for own, ids, lp, versions, cut in groups]
 
     @staticmethod
     def concat(parts: Sequence[Completions]) -> Completions:
@@ -51,6 +65,6 @@ class Completions:
         return Completions(
             *(
                 np.concatenate([getattr(p, name) for p in parts])
-                for name in ("lengths", "token_ids", "logprobs", "truncated", "weight_versions")
+                for name in ("lengths", "token_ids", "logprobs", "truncated", "token_versions")
             )
         )

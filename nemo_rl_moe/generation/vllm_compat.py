@@ -79,12 +79,46 @@ def engine_arguments(recipe: Recipe, index: int) -> dict[str, Any]:
 def build_llm(recipe: Recipe, index: int) -> Any:
     """A `vllm.LLM` of the recipe, ready for weight updates through the host engine."""
     from vllm import LLM
+
+    return LLM(**_ready_arguments(recipe, index))
+
+
+def build_async_llm(recipe: Recipe, index: int) -> Any:
+    """An `AsyncLLM` of the recipe, ready for weight updates through the host engine, which is a process of its own.
+
+    To be called inside the event loop that uses it.
+    """
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.usage.usage_lib import UsageContext
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    arguments = AsyncEngineArgs(**_ready_arguments(recipe, index), disable_log_stats=True)
+    # The context chooses defaults such as the batch size; it must batch as `vllm.LLM` does to give the same bits.
+    return AsyncLLM.from_engine_args(arguments, usage_context=UsageContext.LLM_CLASS)
+
+
+def _ready_arguments(recipe: Recipe, index: int) -> dict[str, Any]:
     from vllm.config import WeightTransferConfig
 
     vllm_version()
     arguments = engine_arguments(recipe, index)
     arguments["weight_transfer_config"] = WeightTransferConfig(**arguments["weight_transfer_config"])
-    return LLM(**arguments)
+    return arguments
+
+
+def weight_spans(output: Any, version: int) -> list[tuple[int, int]]:
+    """(weight version, tokens) of each stretch of a finished output, in order.
+
+    vLLM from 0.32 says it itself; an engine that still has its checkpoint's weights says "default", our version 0.
+
+    Args:
+        output: a `CompletionOutput`.
+        version: what an older vLLM, which says nothing, sampled with.
+    """
+    spans = getattr(output, "weight_versions", None)
+    if not spans:
+        return [(version, len(output.token_ids))]
+    return [(0 if span.version == "default" else int(span.version), span.end - span.start) for span in spans]
 
 
 def cpu_reload_needs_help(device_type: str, version: tuple[int, int]) -> bool:

@@ -27,11 +27,13 @@ def assemble(prompts: Sequence[Prompt], completions: Completions, n: int) -> Seq
     tokens[~sampled] = np.concatenate([np.asarray(p.token_ids, dtype=np.int32) for p in prompts for _ in range(n)])
     logprobs = np.zeros(len(sampled), dtype=np.float32)
     logprobs[sampled] = completions.logprobs
+    versions = np.zeros(len(sampled), dtype=np.int32)
+    versions[sampled] = completions.token_versions
     return SequenceBatch(
         lengths=lengths,
         tokens=tokens,
         token_mask=sampled,
-        token_values={"generation_logprobs": logprobs},
+        token_values={"generation_logprobs": logprobs, "token_versions": versions},
         sample_values={
             "prompt_ids": np.repeat(np.arange(len(prompts), dtype=np.int64), n),
             "truncated": completions.truncated,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,18 +19,26 @@ from nemo_rl_moe.recipe.schema import Recipe
 
 POLICY_WORKER = "nemo_rl_moe.policy.worker.PolicyWorker"
 GENERATION_WORKER = "nemo_rl_moe.generation.vllm_worker.VllmWorker"
+ASYNC_GENERATION_WORKER = "nemo_rl_moe.generation.async_vllm_worker.AsyncVllmWorker"
 
 
 def start_workers(
-    stack: contextlib.ExitStack, recipe: Recipe, layout: Plan, placement: PlacementGroup, log_dir: Path
+    stack: contextlib.ExitStack,
+    recipe: Recipe,
+    layout: Plan,
+    placement: PlacementGroup,
+    log_dir: Path,
+    on_event: Callable[[str], None],
 ) -> tuple[Policy, Generator]:
     """Starts both worker groups and sets them up at the same time; the stack ends their processes."""
     plain = recipe.model_dump(mode="json")
     policy_workers = _group(stack, "policy", POLICY_WORKER, recipe, layout.policy_bundles, placement, log_dir, plain)
+    in_flight = recipe.policy.generation.vllm_cfg.async_engine
+    engine = ASYNC_GENERATION_WORKER if in_flight else GENERATION_WORKER
     generation_workers = _group(
-        stack, "generation", GENERATION_WORKER, recipe, layout.generation_bundles, placement, log_dir, plain
+        stack, "generation", engine, recipe, layout.generation_bundles, placement, log_dir, plain
     )
-    policy, generator = Policy(policy_workers, recipe), Generator(generation_workers, recipe)
+    policy, generator = Policy(policy_workers, recipe), Generator(generation_workers, recipe, on_event)
     # Both sides spend most of their start-up importing and reading files, so they wait better together.
     with ThreadPoolExecutor(2) as pool:
         policy_ready, generator_ready = pool.submit(policy.setup), pool.submit(generator.setup)
@@ -57,6 +66,8 @@ def _group(
     specs = [
         WorkerSpec(bundle, cpus, share if on_gpu else 0.0, (plain, rank, *tail)) for rank, bundle in enumerate(bundles)
     ]
-    group = WorkerGroup(name, class_path, specs, placement, worker_environment(recipe, kind), log_dir)
+    concurrent = class_path == ASYNC_GENERATION_WORKER
+    environment = worker_environment(recipe, kind)
+    group = WorkerGroup(name, class_path, specs, placement, environment, log_dir, concurrent=concurrent)
     stack.callback(group.kill)
     return group

@@ -50,7 +50,7 @@ def save(run: Run, step: int, metrics: dict[str, float]) -> Path:
     state = {
         "step": step,
         "weight_version": run.weight_version,
-        "loader": run.data.loader.state_dict(),
+        "loader": run.data_state,
         "metrics": {k: v for k, v in metrics.items() if k.startswith(("train/", "validation/"))},
     }
     (partial / _STATE).write_text(json.dumps(state, indent=1))
@@ -87,6 +87,7 @@ def resume(run: Run) -> None:
         raise UserError(f"{path / _STATE}: says step {state['step']}, expected {step}")
     run.policy.load(str(path / "policy"))
     run.data.loader.load_state_dict(state["loader"])
+    run.data_state = state["loader"]
     run.weight_version = state["weight_version"]
     run.start_step = step + 1
     run.tracker.event(f"resuming after step {step} from {path}")

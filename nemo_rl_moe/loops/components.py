@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nemo_rl_moe.data.loader import PromptLoader
 from nemo_rl_moe.data.prompt import Prompt
 from nemo_rl_moe.environments.pool import VerifierPool
+from nemo_rl_moe.loops.health import HealthGate
 from nemo_rl_moe.recipe.plan import Plan
 from nemo_rl_moe.recipe.schema import Recipe
 from nemo_rl_moe.tracking.timers import PhaseTimer
@@ -31,7 +32,14 @@ class Data:
 
 @dataclass
 class Run:
-    """Everything a driver needs. `weight_version` counts optimizer-updated weights; the generator follows it."""
+    """Everything a driver needs.
+
+    Attributes:
+        health: watches the trained steps.
+        weight_version: counts optimizer-updated weights; the generator follows it.
+        start_step: the first step of this process, above 1 in a resumed run.
+        data_state: the loader's state after the prompts of the last step that was taken: what a checkpoint keeps.
+    """
 
     recipe: Recipe
     plan: Plan
@@ -43,5 +51,7 @@ class Run:
     tracker: Tracker
     timer: PhaseTimer
     run_dir: Path
+    health: HealthGate
     weight_version: int = 1
     start_step: int = 1
+    data_state: dict[str, Any] = field(default_factory=dict)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
+from nemo_rl_moe.batch import SequenceBatch
 from nemo_rl_moe.bench.flops import shape_of, training_flops
 from nemo_rl_moe.grpo.sampling import zero_std_fraction
 from nemo_rl_moe.loops import checkpointing, validation
@@ -58,9 +60,15 @@ def rollout_metrics(run: Run, rollouts: Rollouts) -> dict[str, float]:
         "zero_std_fraction": zero_std,
         "trajectory_age_max": float(age),
         "weight_version": float(values["weight_versions"].max()),
+        "updated_in_flight_fraction": float(np.mean(newest_versions(rollouts.batch) > values["weight_versions"])),
         **rollouts.counts,
     }
     return {f"train/{name}": value for name, value in named.items()}
+
+
+def newest_versions(batch: SequenceBatch) -> NDArray[np.int64]:
+    """int64 [N]: version of the weights that sampled each sample's last token."""
+    return batch.token_values["token_versions"][batch.offsets[1:] - 1].astype(np.int64)
 
 
 def samples(rollouts: Rollouts, count: int) -> list[dict]:
@@ -74,6 +82,15 @@ def samples(rollouts: Rollouts, count: int) -> list[dict]:
             "reward": float(values["rewards"][row]),
             "truncated": bool(values["truncated"][row]),
             "weight_version": int(values["weight_versions"][row]),
+            "tokens_by_version": _tokens_by_version(rollouts.batch, row),
         }
         for row in range(0, min(count, len(rollouts.prompts)) * n, n)
     ]
+
+
+def _tokens_by_version(batch: SequenceBatch, row: int) -> dict[str, int]:
+    """How many of the sample's tokens each version sampled, oldest first."""
+    start, end = batch.offsets[row : row + 2]
+    sampled = batch.token_mask[start:end]
+    versions, counts = np.unique(batch.token_values["token_versions"][start:end][sampled], return_counts=True)
+    return {str(version): int(count) for version, count in zip(versions, counts, strict=True)}

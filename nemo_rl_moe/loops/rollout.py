@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from nemo_rl_moe.batch import SequenceBatch
 from nemo_rl_moe.data.prompt import Prompt
 from nemo_rl_moe.environments.base import ScoreRequest
-from nemo_rl_moe.generation.interface import SamplingSpec
+from nemo_rl_moe.generation.interface import Completions, SamplingSpec
 from nemo_rl_moe.loops.assemble import assemble
 from nemo_rl_moe.loops.components import Run
 
@@ -61,12 +61,31 @@ class Rollouts:
         )
 
 
+def sampling_spec(run: Run, step: int, generation_batch: int = 0) -> SamplingSpec:
+    """Training draws of a step, a function of run seed, step and generation batch, so that a resumed run repeats them.
+
+    A prompt that comes back in a later generation batch of the step (an epoch ended in between) needs new draws.
+    """
+    grpo, generation = run.recipe.grpo, run.recipe.policy.generation
+    return SamplingSpec(
+        temperature=generation.temperature,
+        max_new_tokens=generation.max_new_tokens,
+        n=grpo.num_generations_per_prompt,
+        seed=(grpo.seed * 1_000_003 + step) * 1_009 + generation_batch,
+    )
+
+
 def generate_and_score(run: Run, prompts: list[Prompt], spec: SamplingSpec) -> Rollouts:
     """Samples `spec.n` responses for each prompt and scores them in their environments."""
     with run.timer.phase("generation"):
         completions = run.generator.generate(prompts, spec)
+    return score(run, prompts, completions, spec.n)
+
+
+def score(run: Run, prompts: list[Prompt], completions: Completions, n: int) -> Rollouts:
+    """Puts prompts and their n responses each together and scores them in their environments."""
     with run.timer.phase("data"):
-        batch = assemble(prompts, completions, spec.n)
+        batch = assemble(prompts, completions, n)
         ends = np.cumsum(completions.lengths)
         responses = run.data.tokenizer.batch_decode(
             [ids.tolist() for ids in np.split(completions.token_ids, ends[:-1])], skip_special_tokens=True
@@ -75,7 +94,7 @@ def generate_and_score(run: Run, prompts: list[Prompt], spec: SamplingSpec) -> R
         scores = run.verifiers.score(
             [
                 ScoreRequest(p.env_name, p.id, p.text, response, p.metadata)
-                for p, response in zip((p for p in prompts for _ in range(spec.n)), responses, strict=True)
+                for p, response in zip((p for p in prompts for _ in range(n)), responses, strict=True)
             ]
         )
     for message in scores.messages:

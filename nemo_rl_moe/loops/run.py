@@ -14,9 +14,10 @@ from nemo_rl_moe.data.loader import PromptLoader
 from nemo_rl_moe.data.tokenizer import load_tokenizer
 from nemo_rl_moe.environments.pool import VerifierPool
 from nemo_rl_moe.errors import UserError
-from nemo_rl_moe.loops import checkpointing, sync
+from nemo_rl_moe.loops import async_one_off, checkpointing, sync
 from nemo_rl_moe.loops.build import start_workers
 from nemo_rl_moe.loops.components import Data, Run
+from nemo_rl_moe.loops.health import HealthGate
 from nemo_rl_moe.policy.megatron.stored_tensors import check_model_folder
 from nemo_rl_moe.recipe.load import LoadedRecipe
 from nemo_rl_moe.recipe.plan import plan
@@ -102,7 +103,9 @@ def _run(
     with contextlib.ExitStack() as stack:
         placement = stack.enter_context(reserve_devices(recipe.cluster))
         tracker.event(f"starting {len(layout.policy_ranks)} policy rank(s) and {len(layout.engines)} engine(s)")
-        policy, generator = start_workers(stack, recipe, layout, placement, directory.path / "logs")
+        policy, generator = start_workers(
+            stack, recipe, layout, placement, directory.path / "logs", on_event=tracker.event
+        )
         synchronizer = WeightSynchronizer(policy, generator)
         stack.callback(synchronizer.close)
         run = Run(
@@ -116,10 +119,12 @@ def _run(
             tracker=tracker,
             timer=PhaseTimer(on_phase=tracker.phase),
             run_dir=directory.path,
+            health=HealthGate(recipe.grpo.token_mult_prob_error_warning),
         )
         if resume:
             checkpointing.resume(run)
-        sync.train(run)
+        driver = async_one_off if recipe.grpo.async_grpo.enabled else sync
+        driver.train(run)
 
 
 @contextlib.contextmanager

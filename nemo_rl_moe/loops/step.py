@@ -6,33 +6,18 @@ import numpy as np
 import torch
 
 from nemo_rl_moe.batch import SequenceBatch
-from nemo_rl_moe.generation.interface import SamplingSpec
 from nemo_rl_moe.grpo.advantages import clip_advantages, group_advantages
 from nemo_rl_moe.grpo.importance import sequence_error_mask
 from nemo_rl_moe.grpo.rewards import overlong_penalty, scale_rewards
 from nemo_rl_moe.grpo.sampling import DynamicSampler, overlong_mask, why_no_gradient
 from nemo_rl_moe.loops.components import Run
-from nemo_rl_moe.loops.rollout import Rollouts, generate_and_score
+from nemo_rl_moe.loops.rollout import Rollouts, generate_and_score, sampling_spec
 
 
 def refit(run: Run) -> None:
     """Brings the generator to the trainer's weights and version."""
     with run.timer.phase("weight_sync"):
         run.synchronizer.sync(run.weight_version)
-
-
-def sampling_spec(run: Run, step: int, generation_batch: int = 0) -> SamplingSpec:
-    """Training draws of a step, a function of run seed, step and generation batch, so that a resumed run repeats them.
-
-    A prompt that comes back in a later generation batch of the step (an epoch ended in between) needs new draws.
-    """
-    grpo, generation = run.recipe.grpo, run.recipe.policy.generation
-    return SamplingSpec(
-        temperature=generation.temperature,
-        max_new_tokens=generation.max_new_tokens,
-        n=grpo.num_generations_per_prompt,
-        seed=(grpo.seed * 1_000_003 + step) * 1_009 + generation_batch,
-    )
 
 
 def sample_batch(run: Run, step: int) -> Rollouts | None:
@@ -48,6 +33,7 @@ def sample_batch(run: Run, step: int) -> Rollouts | None:
             prompts = next(run.data.loader, None)
         if prompts is None:
             return None
+        run.data_state = run.data.loader.state_dict()
         rollouts = generate_and_score(run, prompts, sampling_spec(run, step, sampler.batches))
         if not cfg.use_dynamic_sampling:
             return rollouts
@@ -66,6 +52,8 @@ def train_on(run: Run, rollouts: Rollouts) -> dict[str, float]:
     with run.timer.phase("policy_training"):
         metrics = run.policy.train(batch)
     run.weight_version += 1
+    if (warning := run.health.observe(metrics["token_mult_prob_error"])) is not None:
+        run.tracker.event(f"warning: {warning}")
     return {name if "/" in name else f"train/{name}": value for name, value in metrics.items()}
 
 

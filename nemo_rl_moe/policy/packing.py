@@ -43,9 +43,15 @@ class Microbatch:
 
 @dataclass(frozen=True)
 class MicrobatchPlan:
-    """Micro-batches of each data-parallel rank: `ranks[r][i]` is the i-th of rank r."""
+    """Micro-batches of each data-parallel rank.
+
+    Attributes:
+        ranks: `ranks[r][i]` is the i-th of rank r.
+        num_tokens: tokens to compute over all ranks, without padding; a shared prompt counts once.
+    """
 
     ranks: tuple[tuple[Microbatch, ...], ...]
+    num_tokens: int
 
     @property
     def num_microbatches(self) -> int:
@@ -129,7 +135,8 @@ def plan_microbatches(
         Microbatch(c.samples, rows, row_length, packed, c.families)
         for c, (rows, row_length) in zip(contents, shapes, strict=True)
     ]
-    return MicrobatchPlan(_deal(microbatches, [c.tokens for c in contents], dp))
+    costs = [c.tokens for c in contents]
+    return MicrobatchPlan(_deal(microbatches, costs, dp), sum(costs))
 
 
 class _Content(NamedTuple):

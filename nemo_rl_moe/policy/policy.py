@@ -82,12 +82,13 @@ class Policy:
         """
         size = self._recipe.policy.train_global_batch_size
         per_worker: list[list[StepShard]] = [[] for _ in self._places]
-        microbatches = slots = 0
+        microbatches = slots = computed = 0
         starts = range(0, len(batch), size)
         for start in starts:
             step = batch.select(range(start, min(start + size, len(batch))))
             plan, counts = self._plan(step, training=True), count_loss_tokens(step)
-            microbatches, slots = microbatches + plan.num_microbatches, slots + plan.num_slots
+            microbatches += plan.num_microbatches
+            slots, computed = slots + plan.num_slots, computed + plan.num_tokens
             for own, shard in zip(per_worker, self._by_worker(plan, step), strict=True):
                 own.append(StepShard(shard, counts))
         results = self._workers.call(
@@ -101,7 +102,7 @@ class Policy:
             **metrics,
             "policy/num_microbatches": float(microbatches),
             "policy/num_optimizer_steps": float(len(starts)),
-            "policy/padding_fraction": 1.0 - len(batch.tokens) / slots,
+            "policy/padding_fraction": 1.0 - computed / slots,
         }
 
     def weight_layout(self) -> WeightLayout:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -23,6 +24,9 @@ class WeightSender(Protocol):
 
 class WeightReceiver(Protocol):
     """What is asked of the generator."""
+
+    def weights_held(self) -> contextlib.AbstractContextManager[None]:
+        """While held, nobody else reads the buffer, as an engine started anew would."""
 
     def update_weights(self, path: str, layout: WeightLayout, digest: str, version: int) -> Any:
         """Loads the weights and makes them the version; returns when all engines are done."""
@@ -74,14 +78,17 @@ class WeightSynchronizer:
                 reports another version afterwards.
         """
         layout, buffer = self._prepare()
-        started = time.perf_counter()
-        written = self._policy.export_weights(str(buffer.path))
-        if written != layout.numel:
-            # Unwritten elements keep an earlier version's value, and a model of mixed versions samples plausible text.
-            raise RuntimeError(f"refit to version {version}: the trainer wrote {written} of {layout.numel} elements")
-        exported = time.perf_counter()
-        self._generator.update_weights(str(buffer.path), layout, weight_digest(layout, buffer.tensor), version)
-        loaded = time.perf_counter()
+        with self._generator.weights_held():
+            started = time.perf_counter()
+            written = self._policy.export_weights(str(buffer.path))
+            if written != layout.numel:
+                # Unwritten elements keep an earlier version's value; a model of mixed versions samples plausible text.
+                raise RuntimeError(
+                    f"refit to version {version}: the trainer wrote {written} of {layout.numel} elements"
+                )
+            exported = time.perf_counter()
+            self._generator.update_weights(str(buffer.path), layout, weight_digest(layout, buffer.tensor), version)
+            loaded = time.perf_counter()
         versions = self._generator.weight_versions()
         if versions != [version] * len(versions):
             raise RuntimeError(f"refit to version {version}: the generation workers report versions {versions}")

@@ -191,6 +191,12 @@ _TRAIN = (
         "Version of the weights that sampled the newest sample; 1 at the start.",
         "largest",
     ),
+    (
+        "updated_in_flight_fraction",
+        "1",
+        "Share of samples that more than one version of the weights sampled; 0 unless weights are updated in flight.",
+        _SAMPLES,
+    ),
     ("reward_errors", "sample", "Samples whose verifier raised or crashed; they score 0.", _COUNT),
     ("reward_timeouts", "sample", "Samples whose verifier ran past its limit and was killed; they score 0.", _COUNT),
     ("dynamic_sampling_batches", "batch", "Generation batches of the step. With dynamic sampling only.", _COUNT),
@@ -207,7 +213,12 @@ _TRAIN = (
 _POLICY = (
     ("num_microbatches", "micro-batch", "Training micro-batches of one data-parallel rank.", _COUNT),
     ("num_optimizer_steps", "update", "Optimizer steps.", _COUNT),
-    ("padding_fraction", "1", "Share of padding in what went through the model in training.", _RATE),
+    (
+        "padding_fraction",
+        "1",
+        "Share of padding in what training put through the model; a shared prompt counts once.",
+        _RATE,
+    ),
 )
 
 _VALIDATION = (

@@ -64,6 +64,7 @@ EVERY_STEP = (
             "weight_version",
         )
     ),
+    "policy/padding_fraction",
 )
 
 
@@ -87,6 +88,7 @@ def test_metrics_hold_every_name_of_the_contract_at_each_of_3_steps(first: tuple
     for row in rows:
         assert [name for name in EVERY_STEP if not isinstance(row.get(name), int | float)] == []
         assert all(math.isfinite(row[name]) for name in EVERY_STEP)
+        assert 0 <= row["policy/padding_fraction"] < 1
         assert_known(name for name in row if name != "step")
 
 

@@ -18,7 +18,7 @@ TINY = Path(__file__).resolve().parents[2] / "examples/configs/recipes/llm/grpo-
 @pytest.mark.parametrize(
     ("error", "shown", "traceback"),
     [
-        (WorkerDied("generation rank 0 died"), "failed: generation rank 0 died\n", False),
+        (WorkerDied("generation rank 0 died", 0, 0), "failed: generation rank 0 died\n", False),
         (
             PhaseTimeout("refit", "policy rank 1", 3.0),
             "failed: refit: no answer from policy rank 1 within 3 s\n",

@@ -79,6 +79,9 @@ def async_is_complete(context: Context) -> Iterator[Finding]:
     if not recipe.loss_fn.use_importance_sampling_correction:
         message = "false with async_grpo, expected true: samples come from older weights"
         yield Finding(("loss_fn.use_importance_sampling_correction", key), message)
+    if recipe.grpo.use_dynamic_sampling:
+        message = "true with async_grpo, expected false: further prompts for a step would be drawn out of order"
+        yield Finding(("grpo.use_dynamic_sampling", key), message)
     if ahead.max_trajectory_age_steps > 1 and not ahead.in_flight_weight_updates:
         message = (
             f"age {ahead.max_trajectory_age_steps} without in_flight_weight_updates: every update waits for the slowest"

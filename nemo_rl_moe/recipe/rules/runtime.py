@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from nemo_rl_moe.recipe.rules.registry import Context, Finding, Rule, blame, rule, value_of
 from nemo_rl_moe.recipe.source import Problem
 
-MEGATRON, VLLM, ASYNC = "policy.megatron_cfg", "policy.generation.vllm_cfg", "grpo.async_grpo"
+MEGATRON, VLLM = "policy.megatron_cfg", "policy.generation.vllm_cfg"
 
 
 class Limit(NamedTuple):
@@ -75,12 +75,6 @@ RUN_LIMITS = [
     Limit(f"{MEGATRON}.optimizer.optimizer_cpu_offload", (False,), _NOT_YET),
 ]
 
-# Possible on any device, but not in this version: recipes may ask for it and be planned, `run` refuses it.
-LATER_LIMITS = [
-    Limit(f"{ASYNC}.enabled", (False,), _NOT_YET),
-    Limit(f"{VLLM}.async_engine", (False,), _NOT_YET),
-]
-
 
 @rule("CPU limits", "What a CPU run does not act on is refused instead of ignored.")
 def cpu_limits(context: Context) -> Iterator[Finding]:
@@ -138,7 +132,7 @@ def _text(value: Any) -> str:
 
 def _run_limits(context: Context) -> Iterator[Finding]:
     on_gpu = context.recipe.cluster.device == "cuda"
-    yield from _beyond(context, [*RUN_LIMITS, *LATER_LIMITS, *(GPU_ONLY_LIMITS if on_gpu else [])])
+    yield from _beyond(context, [*RUN_LIMITS, *(GPU_ONLY_LIMITS if on_gpu else [])])
 
 
 RUN_RULE = Rule("run limits", "A run refuses what it would ignore.", _run_limits)

@@ -48,8 +48,12 @@ class AsyncGrpoConfig(Section):
     """Update weights while requests run; off waits for them."""
     recompute_kv_cache_after_weight_updates: bool = False
     """Drop the key/value cache of running requests at an update; off goes on with the old one."""
+    running_requests: Literal["wait", "abort"] = "wait"
+    """Without in_flight_weight_updates: an update waits for running requests, or ends them and starts them again."""
+    request_routing: Literal["least_loaded", "round_robin"] = "least_loaded"
+    """Which engine samples the next prompt: the one with the fewest responses under way, or each in turn."""
     max_generation_failures: NonNegativeInt = 0
-    """Failed generation calls in a row that are retried."""
+    """Generation workers that may fail between two trained steps; each is replaced and its prompts sampled again."""
 
 
 class GrpoConfig(Section):
@@ -85,6 +89,8 @@ class GrpoConfig(Section):
     """Linear map of rewards."""
     skip_reference_policy_logprobs_calculation: bool = False
     """Do not compute reference log-probabilities; needs loss_fn.reference_policy_kl_penalty 0."""
+    token_mult_prob_error_warning: PositiveFloat = 1.1
+    """Warn when the median of token_mult_prob_error over the last 20 steps is above this."""
     seq_logprob_error_threshold: PositiveFloat | None = None
     """Mask samples whose mean exp|generation - training log-probability| exceeds this; null masks none."""
     val_period: NonNegativeInt = 10

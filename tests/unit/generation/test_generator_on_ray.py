@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -16,13 +15,11 @@ from nemo_rl_moe.errors import PhaseTimeout
 from nemo_rl_moe.generation.generator import Generator
 from nemo_rl_moe.generation.interface import SamplingSpec
 from nemo_rl_moe.recipe.schema import Recipe
-from nemo_rl_moe.refit.layout import WeightLayout
-from nemo_rl_moe.refit.shared_memory import SharedBuffer
 from nemo_rl_moe.refit.synchronizer import WeightSynchronizer
 from tests.shared_ray import ensure_ray
 from tests.unit.generation.engine_process import ENVIRONMENT, Engine
+from tests.unit.generation.model_sender import ModelSender
 from tests.unit.generation.tiny_qwen import (
-    checkpoint_tensors,
     make_model,
     random_prompts,
     tiny_recipe,
@@ -30,25 +27,6 @@ from tests.unit.generation.tiny_qwen import (
 )
 
 SPEC = SamplingSpec(1.0, 16, 2, seed=0)
-
-
-@dataclass
-class ModelSender:
-    """Sends the weights of a transformers model."""
-
-    model: PreTrainedModel
-
-    def weight_layout(self) -> WeightLayout:
-        """Of the checkpoint's tensors."""
-        return WeightLayout.build((k, v.dtype, v.shape) for k, v in checkpoint_tensors(self.model).items())
-
-    def export_weights(self, buffer_path: str) -> int:
-        """Writes them."""
-        layout = self.weight_layout()
-        with SharedBuffer.attach(buffer_path, layout.nbytes) as buffer:
-            for name, view in layout.views(buffer.tensor).items():
-                view.copy_(checkpoint_tensors(self.model)[name])
-        return layout.numel
 
 
 @pytest.fixture(scope="module")

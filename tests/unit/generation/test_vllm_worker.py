@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from nemo_rl_moe.errors import UserError
+from nemo_rl_moe.generation.engine_worker import EngineUnusable, sample_seed
 from nemo_rl_moe.generation.interface import Completions, SamplingSpec
-from nemo_rl_moe.generation.vllm_worker import EngineUnusable, sample_seed
 from tests.unit.generation.engine_process import Engine
 from tests.unit.generation.tiny_qwen import EOS_ID, make_model, random_prompts, worst_logprob_error
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from nemo_rl_moe.generation.engine_worker import EngineUnusable
 from nemo_rl_moe.generation.interface import SamplingSpec
-from nemo_rl_moe.generation.vllm_worker import EngineUnusable
 from nemo_rl_moe.refit.digest import weight_digest
 from nemo_rl_moe.refit.layout import WeightLayout
 from nemo_rl_moe.refit.shared_memory import SharedBuffer

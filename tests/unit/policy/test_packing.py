@@ -75,12 +75,13 @@ def test_unpacking_what_was_packed_gives_every_token_back(lengths, packed, dp):
 def test_eight_full_halves_fill_four_rows_of_one_budget():
     plan = plan_microbatches(np.full(8, 50), dp=2, packed=True, max_tokens=100)
     assert plan.num_microbatches == 2
-    assert plan.num_slots == 400
+    assert plan.num_slots == plan.num_tokens == 400
 
 
 def test_517_and_502_tokens_with_multiple_128_are_both_padded_to_640():
     plan = plan_microbatches(np.array([517, 502]), dp=2, packed=True, max_tokens=640, divisible_by=128, same_shape=True)
     assert [rank[0].row_length for rank in plan.ranks] == [640, 640]
+    assert (plan.num_tokens, plan.num_slots) == (1019, 1280)
 
 
 def test_a_rank_without_samples_gets_an_empty_microbatch_of_one_row():

@@ -75,7 +75,8 @@ def test_every_sampled_token_is_planned_once_with_its_own_predecessor_in_no_more
             assert np.array_equal(rows.targets.numpy(), batch.tokens[index])
             computed += sum(prompt + sum(responses) for prompt, responses in rows.families)
     assert np.array_equal(seen, batch.token_mask & (within > 0))
-    assert computed <= batch.lengths.sum()
+    assert computed == plan.num_tokens <= batch.lengths.sum()
+    assert plan.num_tokens <= plan.num_slots
 
 
 def test_8_responses_of_32_tokens_to_a_prompt_of_64_are_320_tokens_and_not_768():
@@ -85,6 +86,8 @@ def test_8_responses_of_32_tokens_to_a_prompt_of_64_are_320_tokens_and_not_768()
     halves = split_families([family], batch.lengths, budget=200, at_least=1)
     assert sorted(f.num_tokens(batch.lengths) for f in halves) == [192, 192]
     assert len(split_families([family], batch.lengths, budget=1000, at_least=3)) == 3
+    plan = plan_microbatches(batch.lengths, dp=1, packed=True, max_tokens=400, divisible_by=50, families=[family])
+    assert (plan.num_tokens, plan.num_slots) == (320, 350)
 
 
 def test_equal_prompts_are_one_family_and_a_sequence_without_a_sampled_token_is_alone():
@@ -104,9 +107,10 @@ def one_step(workers: LocalWorkers, model, **overrides):
     before = policy.logprobs(batch)
     weights = workers.call("parameters", phase="read", timeout_s=60)[0]
     batch = batch.with_values({"prev_logprobs": before - 0.1, "reference_logprobs": before + 0.1})
-    loss = policy.train(batch)["loss"]
+    metrics = policy.train(batch)
+    assert 0.0 <= metrics["policy/padding_fraction"] < 1.0
     after = workers.call("parameters", phase="read", timeout_s=60)[0]
-    return before, loss, {name: weights[name] - after[name] for name in weights}
+    return before, metrics["loss"], {name: weights[name] - after[name] for name in weights}
 
 
 @pytest.fixture(scope="module")

@@ -184,12 +184,9 @@ def test_doctor_prints_one_json_document():
     assert {"torch", "ray"} <= {check["name"] for check in checks}
 
 
-def test_async_cpu_recipe_is_valid_and_planned_but_run_refuses_it_before_anything_starts():
+def test_async_cpu_recipe_is_planned_on_2_devices_of_one_core():
     recipe = CONFIGS / "recipes/llm/grpo-tiny-moe-cpu-async-1off.yaml"
     assert "1 node(s) x 2 cpu device(s), split" in cli("plan", recipe).stdout
-    refused = cli("run", recipe)
-    assert refused.returncode == 2
-    assert "grpo.async_grpo.enabled: true with cluster.device cpu, expected false" in refused.stderr
 
 
 def test_plan_json_has_groups_and_memory():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 import torch
 
@@ -41,6 +43,9 @@ class FakeReceiver:
         self.lag = lag
         self.loaded: list[torch.Tensor] = []
         self.version = 0
+
+    def weights_held(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
 
     def update_weights(self, path: str, layout: WeightLayout, digest: str, version: int) -> None:
         """Checks the digest, as engines do."""

@@ -1,0 +1,15 @@
+"""An async worker whose way of updating can be switched, so that one engine serves the tests of all ways."""
+
+from __future__ import annotations
+
+from nemo_rl_moe.generation.async_vllm_worker import AsyncVllmWorker
+
+
+class SwitchableWorker(AsyncVllmWorker):
+    """The real worker, with the recipe's `grpo.async_grpo` open to change."""
+
+    def set_updates(self, **settings: object) -> None:
+        """Replaces values of `grpo.async_grpo`."""
+        grpo = self._recipe.grpo
+        ahead = grpo.async_grpo.model_copy(update=settings)
+        self._recipe = self._recipe.model_copy(update={"grpo": grpo.model_copy(update={"async_grpo": ahead})})
