@@ -71,6 +71,7 @@ class EngineWorker:
 
         Raises:
             UserError: a prompt is empty or leaves no room for a response.
+            EngineUnusable: vLLM refuses the sampling parameters.
         """
         if len(prompt_ids) == 0:
             return Requests([], [])
@@ -82,11 +83,15 @@ class EngineWorker:
             for prompt, start in zip(prompt_ids.tolist(), starts.tolist(), strict=True)
             for j in range(spec.n)
         ]
+        salt = self._cache_salt()
+        prompts = [{"prompt_token_ids": row, "cache_salt": salt} for row in rows for _ in range(spec.n)]
+        with self._fatal("generation"):
+            return Requests(prompts, self._sampling_params(spec, seeds))
+
+    def _cache_salt(self) -> str:
         # vLLM caches keys and values by prompt and salt. With the version as salt, no request gets those of older
         # weights, even where an update leaves them in place for the requests that are still running.
-        salt = f"weights {self._version}"
-        prompts = [{"prompt_token_ids": row, "cache_salt": salt} for row in rows for _ in range(spec.n)]
-        return Requests(prompts, self._sampling_params(spec, seeds))
+        return f"weights {self._version}"
 
     def _check_usable(self) -> None:
         if self._failure is not None:

@@ -57,6 +57,14 @@ def _set_prefix_cache_reset(name: str, enabled: bool) -> None:
         worker.reset_prefix_cache = lambda: None
 
 
+def _set_cache_salt(name: str, enabled: bool) -> None:
+    worker = _workers[name]
+    if enabled:
+        del worker._cache_salt
+    else:
+        worker._cache_salt = lambda: "one for all"
+
+
 class EngineProcess:
     """One child process that holds generation workers by name."""
 
@@ -80,6 +88,10 @@ class EngineProcess:
     def set_prefix_cache_reset(self, name: str, enabled: bool) -> None:
         """Switches the reset of a worker's prefix cache after its updates."""
         self._pool.submit(_set_prefix_cache_reset, name, enabled).result(timeout=_CALL_TIMEOUT_S)
+
+    def set_cache_salt(self, name: str, enabled: bool) -> None:
+        """Switches the salt by which cached prefixes of different versions are told apart."""
+        self._pool.submit(_set_cache_salt, name, enabled).result(timeout=_CALL_TIMEOUT_S)
 
     def close(self) -> None:
         """Ends the process."""

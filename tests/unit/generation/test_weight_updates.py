@@ -95,15 +95,23 @@ def test_cached_prefixes_of_old_weights_are_not_used_after_an_update(engine: Eng
             assert worst_logprob_error(model, prompts, completions, SPEC) <= TOLERANCE
 
 
-def test_without_the_reset_of_the_prefix_cache_logprobs_are_off_by_more_than_1(engine: Engine) -> None:
-    """Without this the test above could pass because nothing was cached."""
-    prompts, model = prompts_with_shared_prefix(), make_model("moe", 29)
-    engine.generate(prompts, SPEC)
+@pytest.mark.parametrize("salted", [False, True])
+def test_without_reset_and_salt_of_the_prefix_cache_logprobs_are_off_by_more_than_1(
+    engine: Engine, salted: bool
+) -> None:
+    """Without this the test above could pass because nothing was cached. Salt alone is enough."""
+    prompts, model = prompts_with_shared_prefix(), make_model("moe", 29 + salted)
     engine.process.set_prefix_cache_reset(engine.name, False)
+    if not salted:
+        engine.process.set_cache_salt(engine.name, False)
     try:
+        engine.generate(prompts, SPEC)
         engine.refit(model)
-        assert worst_logprob_error(model, prompts, engine.generate(prompts, SPEC), SPEC) > WRONG_WEIGHTS
+        error = worst_logprob_error(model, prompts, engine.generate(prompts, SPEC), SPEC)
+        assert (error <= TOLERANCE) if salted else (error > WRONG_WEIGHTS)
     finally:
+        if not salted:
+            engine.process.set_cache_salt(engine.name, True)
         engine.process.set_prefix_cache_reset(engine.name, True)
         engine.process.call(engine.name, "reset_prefix_cache")
 
