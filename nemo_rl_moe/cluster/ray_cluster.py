@@ -5,21 +5,30 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import socket
 import time
 from collections.abc import Iterator
 
 import ray
+from ray._private.utils import read_ray_address
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 
 from nemo_rl_moe.errors import PhaseTimeout, UserError
 from nemo_rl_moe.recipe.schema import ClusterConfig
 
 _CPU_OBJECT_STORE_BYTES = 512 << 20
+_PROBE_S = 2.0
 
 
 @contextlib.contextmanager
 def ray_session(cluster: ClusterConfig) -> Iterator[None]:
-    """Connects to the Ray cluster that is up, else starts one on this host and stops it at the end."""
+    """Connects to the Ray cluster that is up, else starts one on this host and stops it at the end.
+
+    That is the one of RAY_ADDRESS (`local` asks for a new one), else the one of the newest `ray start` on this host.
+
+    Raises:
+        UserError: RAY_ADDRESS, or the cluster that `ray start` left, cannot be connected to.
+    """
     if ray.is_initialized():
         yield
         return
@@ -29,17 +38,37 @@ def ray_session(cluster: ClusterConfig) -> Iterator[None]:
     # operation, and the others wait for it.
     os.environ.setdefault("RAY_worker_niceness", "0")
     options: dict = {"log_to_driver": False, "logging_level": "warning"}
-    if not os.environ.get("RAY_ADDRESS"):
-        options["include_dashboard"] = False
+    address = os.environ.get("RAY_ADDRESS") or _started_cluster()
+    if address in (None, "local"):
+        # Without an address Ray would also try the record of a cluster that is gone.
+        options |= {"address": "local", "include_dashboard": False}
         if cluster.device == "cpu":
             options["object_store_memory"] = _CPU_OBJECT_STORE_BYTES
     # Ray tells at each start that its cluster asks for a token, which is what we want.
     logging.getLogger("ray._private.authentication.authentication_token_setup").setLevel(logging.ERROR)
-    ray.init(**options)
+    try:
+        ray.init(**options)
+    except ConnectionError as error:
+        raise UserError(
+            f"Ray at {address}: {error}; correct RAY_ADDRESS, or set RAY_ADDRESS=local to start one for this run"
+        ) from error
     try:
         yield
     finally:
         ray.shutdown()
+
+
+def _started_cluster() -> str | None:
+    """Address of the Ray that the newest `ray start` on this host left in its record; None when it is gone."""
+    address = read_ray_address()
+    if not address:
+        return None
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_PROBE_S).close()
+    except (OSError, ValueError):
+        return None
+    return address
 
 
 def check_resources(cluster: ClusterConfig) -> None:
