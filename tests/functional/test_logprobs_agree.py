@@ -45,7 +45,7 @@ def parts(tmp_path_factory: pytest.TempPathFactory):
     with contextlib.ExitStack() as stack:
         ensure_ray()
         placement = stack.enter_context(reserve_devices(loaded.recipe.cluster))
-        policy, generator = start_workers(stack, loaded.recipe, plan(loaded.recipe), placement, logs)
+        policy, generator = start_workers(stack, loaded.recipe, plan(loaded.recipe), placement, logs, print)
         synchronizer = WeightSynchronizer(policy, generator)
         stack.callback(synchronizer.close)
         yield policy, generator, synchronizer
