@@ -8,6 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nemo_rl_moe.data.prompt import Prompt
 from nemo_rl_moe.generation.generator import first_samples, split_bounds
 
 LENGTHS = st.lists(st.integers(1, 500), max_size=40)
@@ -30,4 +31,5 @@ def test_parts_are_contiguous_cover_all_and_are_off_by_one_prompt_at_most(length
 
 
 def test_third_time_the_same_prompt_starts_at_response_8_of_4_each() -> None:
-    assert first_samples(np.array([7, 3, 7, 7, 3]), 4).tolist() == [0, 0, 4, 8, 4]
+    prompts = [Prompt(id=row, token_ids=[1], text="", env_name="math") for row in (7, 3, 7, 7, 3)]
+    assert first_samples(prompts, 4).tolist() == [0, 0, 4, 8, 4]
