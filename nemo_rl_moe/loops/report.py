@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 
 from nemo_rl_moe.batch import SequenceBatch
-from nemo_rl_moe.bench.flops import shape_of, training_flops
+from nemo_rl_moe.bench.flops.count import shape_of, training_flops
 from nemo_rl_moe.grpo.sampling import zero_std_fraction
 from nemo_rl_moe.loops import checkpointing, validation
 from nemo_rl_moe.loops.components import Run

@@ -22,7 +22,7 @@ def throughput(
         training_devices: devices of the trainer; they do training and log-probabilities.
         generation_devices: devices of the generator.
         all_devices: devices of the run. Colocated: all three are the same.
-        train_flops: model FLOPs of training on the step's samples (`bench.flops.training_flops`); None where the
+        train_flops: model FLOPs of training on the step's samples (`bench.flops.count.training_flops`); None where the
             model's shape is not known, which leaves `train_flops_per_gpu` out.
 
     Returns:

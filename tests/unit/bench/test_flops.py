@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nemo_rl_moe.bench.flops import DecoderShape, shape_of, training_flops, training_flops_per_token
+from nemo_rl_moe.bench.flops.count import DecoderShape, shape_of, training_flops, training_flops_per_token
 
 QWEN3_235B = {
     "model_type": "qwen3_moe",
