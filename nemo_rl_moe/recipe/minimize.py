@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -87,31 +86,8 @@ def minimized(path: Path) -> tuple[str, list[Redundant]]:
     redundant = redundant_keys(compose(path), path)
     gone = {line for item in redundant for line in range(item.first_line, item.last_line + 1)}
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    kept = [line for number, line in enumerate(lines, 1) if number not in gone]
-    return "".join(_without_empty_maps(kept)), redundant
-
-
-def _without_empty_maps(lines: list[str]) -> list[str]:
-    """Drops `key:` lines whose block became empty; such a line would otherwise mean null."""
-    changed = True
-    while changed:
-        changed = False
-        for index, line in enumerate(lines):
-            opened = re.match(r"( *)[^\s#-][^#]*:\s*(#.*)?$", line)
-            if opened is None:
-                continue
-            following = next(
-                (text for text in lines[index + 1 :] if text.strip() and not text.lstrip().startswith("#")), ""
-            )
-            indent = len(following) - len(following.lstrip())
-            inside = following and (
-                indent > len(opened[1]) or (indent == len(opened[1]) and following.lstrip().startswith("- "))
-            )
-            if not inside:
-                del lines[index]
-                changed = True
-                break
-    return lines
+    # A map whose keys are all inherited is redundant itself, so no map is left without keys.
+    return "".join(line for number, line in enumerate(lines, 1) if number not in gone), redundant
 
 
 def _brief(value: Any) -> str:

@@ -17,7 +17,13 @@ from nemo_rl_moe.recipe.minimize import minimized, redundant_keys
 from tests.unit.recipes.writing import CONFIGS, PERFORMANCE, TINY, write
 
 KEYS = st.sampled_from(["a", "b", "c", "d"])
-SCALARS = st.none() | st.booleans() | st.integers(-3, 3) | st.sampled_from(["x", "y"]) | st.lists(st.integers(0, 3))
+SCALARS = (
+    st.none()
+    | st.booleans()
+    | st.integers(-3, 3)
+    | st.sampled_from(["x", "y", "k:\n  l:\nm:\n"])
+    | st.lists(st.integers(0, 3))
+)
 TREES = st.recursive(SCALARS, lambda inner: st.dictionaries(KEYS, inner, max_size=4), max_leaves=12)
 MAPS = st.dictionaries(KEYS, TREES, max_size=4)
 QUICK = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -26,6 +32,20 @@ QUICK = settings(max_examples=150, deadline=None, suppress_health_check=[HealthC
 def dump(path: Path, data: dict) -> Path:
     path.write_text(yaml.safe_dump(data, sort_keys=False))
     return path
+
+
+class Bare(yaml.SafeDumper):
+    """Nulls as bare keys and texts of several lines as blocks, the way people write them."""
+
+    def represent_bare(self, _) -> yaml.Node:
+        return self.represent_scalar("tag:yaml.org,2002:null", "")
+
+    def represent_text(self, text: str) -> yaml.Node:
+        return self.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+
+Bare.add_representer(type(None), Bare.represent_bare)
+Bare.add_representer(str, Bare.represent_text)
 
 
 def plain(path: Path) -> dict:
@@ -96,11 +116,12 @@ def test_split_into_parent_and_child_is_the_same_recipe(tmp_path, data, seed):
 
 
 @QUICK
-@given(MAPS, MAPS, st.sampled_from([False, None]))
-def test_minimizing_changes_nothing_and_leaves_nothing_to_minimize(tmp_path, top, bottom, braces):
+@given(MAPS, MAPS, st.sampled_from([False, None]), st.sampled_from([Bare, yaml.SafeDumper]))
+def test_minimizing_changes_nothing_and_leaves_nothing_to_minimize(tmp_path, top, bottom, braces, dumper):
     dump(tmp_path / "top.yaml", top)
     path = tmp_path / "bottom.yaml"
-    path.write_text(yaml.safe_dump({"defaults": "top.yaml"} | bottom, sort_keys=False, default_flow_style=braces))
+    data = {"defaults": "top.yaml"} | bottom
+    path.write_text(yaml.dump(data, Dumper=dumper, sort_keys=False, default_flow_style=braces))
     before = plain(path)
     text, _ = minimized(path)
     path.write_text(text)
@@ -144,6 +165,29 @@ def test_minimize_keeps_comments_and_drops_maps_that_became_empty(tmp_path):
         """,
     )
     assert minimized(path)[0] == "# why this recipe exists\ndefaults: top.yaml\nb: 3 # kept\n"
+
+
+@pytest.mark.parametrize(
+    "kept",
+    [
+        "b:\n",
+        "b: # nothing\n",
+        "a:\n  y:\n",
+        "a:\n  y:\nb:\n",
+        "t: |\n  Solve:\n  The last line:\n",
+        "t: |\n  Solve:\n\nb:\n",
+        "t: >-\n  Rules:\n    first:\na:\n  z:\n    w:\n",
+        "l:\n  -\n  - k:\n",
+        "t: 'one:\n\n  two:'\nb: 3\n",
+    ],
+)
+def test_minimize_keeps_bare_nulls_and_text_with_colons(tmp_path, kept):
+    write(tmp_path, "top.yaml", "a: {x: 1, y: 2, z: {w: 3}}\nb: 2\nl: [1, 2]\nt: old\nr: 5\n")
+    path = tmp_path / "bottom.yaml"
+    path.write_text("defaults: top.yaml\nr:\n  5\n" + kept)
+    text, redundant = minimized(path)
+    assert [item.path for item in redundant] == [("r",)]
+    assert text == "defaults: top.yaml\n" + kept
 
 
 def test_minimize_keeps_a_map_that_drops_the_inherited_one(tmp_path):
