@@ -19,7 +19,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import os
 import random
 import shutil
 import tempfile
@@ -27,6 +26,8 @@ import time
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from nemo_rl_moe.folders import put_in_place
 
 # The libraries are imported where they are used: a call that finds the model there answers at once.
 if TYPE_CHECKING:
@@ -242,8 +243,7 @@ def make(out: Path, settings: Settings) -> bool:
         stamp = {"digest": settings.digest(), "settings": asdict(settings), "warmup_losses": record}
         (partial / STAMP).write_text(json.dumps(stamp, indent=1) + "\n")
         partial.chmod(0o755)
-        shutil.rmtree(out, ignore_errors=True)
-        os.replace(partial, out)
+        put_in_place(partial, out)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
         torch.set_num_threads(threads)

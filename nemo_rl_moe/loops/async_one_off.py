@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from nemo_rl_moe.loops import checkpointing, validation
+from nemo_rl_moe.loops import validation
 from nemo_rl_moe.loops.collector import TrajectoryCollector
 from nemo_rl_moe.loops.components import Run
-from nemo_rl_moe.loops.report import end_early, log_step
+from nemo_rl_moe.loops.report import end_early, finish_step
 from nemo_rl_moe.loops.step import refit, train_on
 
 
@@ -28,5 +28,4 @@ def train(run: Run) -> None:
             refit(run)
             metrics |= validation.validate_if_due(run, step)
             collector.advance()
-            checkpointing.save_if_due(run, step, metrics)
-            log_step(run, step, rollouts, metrics)
+            finish_step(run, step, rollouts, metrics)

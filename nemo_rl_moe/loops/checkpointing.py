@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
+import math
+import re
 import shutil
 from pathlib import Path
 
+from nemo_rl_moe import folders
 from nemo_rl_moe.errors import UserError
 from nemo_rl_moe.loops.components import Run
 from nemo_rl_moe.recipe.schema import Recipe
 
 _STATE = "training_state.json"
+_NAME = re.compile(r"step_(\d+)")
 
 
 def checkpoint_root(recipe: Recipe, run_dir: Path) -> Path:
@@ -21,7 +24,12 @@ def checkpoint_root(recipe: Recipe, run_dir: Path) -> Path:
 
 
 def save_if_due(run: Run, step: int, metrics: dict[str, float]) -> None:
-    """Saves when the recipe says so, then drops what retention no longer keeps."""
+    """Saves when the recipe says so, then drops what retention no longer keeps.
+
+    Args:
+        metrics: of the step as far as they are known. The checkpoint keeps them: retention ranks by one, and `resume`
+            logs what a process killed right after the save did not.
+    """
     last = step == run.recipe.grpo.max_num_steps
     if last or step % run.recipe.checkpointing.save_period == 0:
         save_at_end(run, step, metrics)
@@ -41,6 +49,7 @@ def save(run: Run, step: int, metrics: dict[str, float]) -> Path:
     """Writes `step_<n>` under a temporary name and renames it when everything is on disk."""
     root = checkpoint_root(run.recipe, run.run_dir)
     final, partial = root / f"step_{step}", root / f"tmp_step_{step}"
+    folders.remove_leftovers(root)
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     run.policy.save(str(partial / "policy"))
@@ -51,18 +60,17 @@ def save(run: Run, step: int, metrics: dict[str, float]) -> Path:
         "step": step,
         "weight_version": run.weight_version,
         "loader": run.data_state,
-        "metrics": {k: v for k, v in metrics.items() if k.startswith(("train/", "validation/"))},
+        "metrics": metrics,
     }
     (partial / _STATE).write_text(json.dumps(state, indent=1))
-    shutil.rmtree(final, ignore_errors=True)
-    os.replace(partial, final)
+    folders.put_in_place(partial, final)
     return final
 
 
 def complete_checkpoints(root: Path) -> list[tuple[int, Path]]:
     """Complete checkpoints, oldest first."""
-    found = [(int(p.name.removeprefix("step_")), p) for p in root.glob("step_*") if (p / _STATE).exists()]
-    return sorted(found)
+    named = [(match, p) for p in root.glob("step_*") if (match := _NAME.fullmatch(p.name))]
+    return sorted((int(match[1]), p) for match, p in named if (p / _STATE).exists())
 
 
 def refuse_foreign(recipe: Recipe, root: Path) -> None:
@@ -90,6 +98,7 @@ def resume(run: Run) -> None:
     run.data_state = state["loader"]
     run.weight_version = state["weight_version"]
     run.start_step = step + 1
+    run.tracker.restore(step, state["metrics"])
     run.tracker.event(f"resuming after step {step} from {path}")
 
 
@@ -103,13 +112,13 @@ def _retain(run: Run) -> None:
     keep = {path for _, path in ranked[-cfg.keep_top_k :]} | {found[-1][1]}
     for _, path in found:
         if path not in keep:
-            shutil.rmtree(path)
+            folders.remove(path)
 
 
 def _rank(path: Path, metric: str | None, higher_is_better: bool) -> float:
     if metric is None:
         return 0.0
     value = json.loads((path / _STATE).read_text())["metrics"].get(metric)
-    if value is None:
-        return float("-inf")
+    if value is None or math.isnan(value):
+        return -math.inf
     return value if higher_is_better else -value

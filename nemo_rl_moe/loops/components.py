@@ -38,6 +38,7 @@ class Run:
         health: watches the trained steps.
         weight_version: counts optimizer-updated weights; the generator follows it.
         start_step: the first step of this process, above 1 in a resumed run.
+        row: metrics of the last step that ended.
         data_state: the loader's state after the prompts of the last step that was taken: what a checkpoint keeps.
     """
 
@@ -54,4 +55,5 @@ class Run:
     health: HealthGate
     weight_version: int = 1
     start_step: int = 1
+    row: dict[str, float] = field(default_factory=dict)
     data_state: dict[str, Any] = field(default_factory=dict)

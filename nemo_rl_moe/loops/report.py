@@ -15,9 +15,21 @@ from nemo_rl_moe.loops.rollout import Rollouts
 from nemo_rl_moe.tracking.throughput import throughput
 
 
-def log_step(run: Run, step: int, rollouts: Rollouts, metrics: dict[str, float]) -> None:
-    """Logs the step's metrics and writes its samples; ends the step's clock."""
-    timing = run.timer.step()
+def finish_step(run: Run, step: int, rollouts: Rollouts, metrics: dict[str, float]) -> None:
+    """Writes the step's samples, its checkpoint when due, and its metrics; ends the step's clock.
+
+    The row comes last, because it has the time of the checkpoint. The checkpoint holds the row as it is known before,
+    so that a process killed between the two does not lose it (`checkpointing.resume`).
+    """
+    run.tracker.rollouts(step, samples(rollouts, run.recipe.logger.num_rollout_samples))
+    metrics = rollout_metrics(run, rollouts) | metrics
+    checkpointing.save_if_due(run, step, _row(run, rollouts, metrics, run.timer.so_far()))
+    run.row = _row(run, rollouts, metrics, run.timer.step())
+    run.tracker.log(step, run.row)
+
+
+def _row(run: Run, rollouts: Rollouts, metrics: dict[str, float], timing: dict[str, float]) -> dict[str, float]:
+    """All metrics of a step whose time went where `timing` says."""
     lengths, policy = rollouts.batch.lengths, run.recipe.policy
     shape = shape_of(policy.model_name, policy.hf_config_overrides)
     rates = throughput(
@@ -28,19 +40,18 @@ def log_step(run: Run, step: int, rollouts: Rollouts, metrics: dict[str, float])
         run.plan.total_devices,
         train_flops=None if shape is None else training_flops(shape, lengths.tolist()),
     )
-    run.tracker.rollouts(step, samples(rollouts, run.recipe.logger.num_rollout_samples))
-    run.tracker.log(step, rollout_metrics(run, rollouts) | metrics | timing | rates)
+    return metrics | timing | rates
 
 
 def end_early(run: Run, step: int) -> None:
     """The data ended before the last step: does what the last step would have done, so that nothing trained is lost."""
     run.tracker.event(f"the training data ended after {run.recipe.grpo.max_num_epochs} epoch(s), at step {step}")
-    if step < run.start_step:
+    if step < 1:
         return
     metrics = validation.validate_at_end(run, step)
+    checkpointing.save_at_end(run, step, run.row | metrics)
     if metrics:
         run.tracker.log(step, metrics)
-    checkpointing.save_at_end(run, step, metrics)
 
 
 def rollout_metrics(run: Run, rollouts: Rollouts) -> dict[str, float]:

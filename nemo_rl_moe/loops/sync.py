@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from nemo_rl_moe.loops import checkpointing, validation
+from nemo_rl_moe.loops import validation
 from nemo_rl_moe.loops.components import Run
-from nemo_rl_moe.loops.report import end_early, log_step
+from nemo_rl_moe.loops.report import end_early, finish_step
 from nemo_rl_moe.loops.step import refit, sample_batch, train_on
 
 
@@ -22,5 +22,4 @@ def train(run: Run) -> None:
         metrics = train_on(run, rollouts)
         refit(run)
         metrics |= validation.validate_if_due(run, step)
-        checkpointing.save_if_due(run, step, metrics)
-        log_step(run, step, rollouts, metrics)
+        finish_step(run, step, rollouts, metrics)

@@ -24,9 +24,9 @@ def validate_at_start(run: Run) -> None:
 
 
 def validate_at_end(run: Run, step: int) -> dict[str, float]:
-    """Validates after an early end with `val_at_end`, unless the step before it already did."""
+    """Validates after an early end with `val_at_end`, unless that step has been validated, also before a resume."""
     cfg = run.recipe.grpo
-    done = cfg.val_period > 0 and step % cfg.val_period == 0
+    done = "validation/accuracy" in run.tracker.logged(step)
     return validate(run) if cfg.val_at_end and not done else {}
 
 

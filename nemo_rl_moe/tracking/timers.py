@@ -84,11 +84,29 @@ class PhaseTimer:
         Raises:
             RuntimeError: `start()` was never called, or a phase of this thread is open.
         """
+        began, now = self._span("step()")
+        self._began = now
+        return self._seconds(now - began, *self._take())
+
+    def so_far(self) -> dict[str, float]:
+        """What `step()` would return now; the step goes on.
+
+        Raises:
+            RuntimeError: `start()` was never called, or a phase of this thread is open.
+        """
+        began, now = self._span("so_far()")
+        with self._lock:
+            every, own = dict(self._all), dict(self._own)
+        return self._seconds(now - began, every, own)
+
+    def _span(self, caller: str) -> tuple[float, float]:
+        """When the step began, and now."""
         if self._began is None or self._stack:
-            raise RuntimeError("step() needs start() before it and no open phase")
-        now = self._clock()
-        total, self._began = now - self._began, now
-        every, own = self._take()
+            raise RuntimeError(f"{caller} needs start() before it and no open phase")
+        return self._began, self._clock()
+
+    @staticmethod
+    def _seconds(total: float, every: dict[str, float], own: dict[str, float]) -> dict[str, float]:
         exposed = own.get("generation", 0.0) + own.get(_WAITING, 0.0)
         seconds = dict.fromkeys(PHASES, 0.0) | every
         seconds |= {"total_step_time": total, _WAITING: exposed, "other": max(0.0, total - sum(own.values()))}

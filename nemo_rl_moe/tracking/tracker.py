@@ -9,7 +9,7 @@ from nemo_rl_moe.recipe.load import LoadedRecipe
 from nemo_rl_moe.tracking.backends import BestEffort, TensorBoardBackend, WandbBackend
 from nemo_rl_moe.tracking.console import RunConsole
 from nemo_rl_moe.tracking.header import header_lines
-from nemo_rl_moe.tracking.metrics_log import MetricsLog
+from nemo_rl_moe.tracking.metrics_log import MetricsLog, by_step, read_rows
 from nemo_rl_moe.tracking.run_dir import RunDirectory
 
 
@@ -48,6 +48,17 @@ class Tracker:
         self._console.step(step, metrics)
         for backend in self._backends:
             backend.log(step, metrics)
+
+    def restore(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Records those metrics of a step that an earlier process, killed before it could, did not."""
+        logged = self.logged(step)
+        missing = {name: value for name, value in metrics.items() if name not in logged}
+        if missing:
+            self.log(step, missing)
+
+    def logged(self, step: int) -> frozenset[str]:
+        """Names of the step's metrics in metrics.jsonl, those of earlier processes included."""
+        return frozenset(by_step(read_rows(self._metrics.path)).get(step, ()))
 
     def rollouts(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
         """Writes a step's samples to rollouts/step_<n>.jsonl."""

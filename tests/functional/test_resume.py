@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from nemo_rl_moe.loops import checkpointing
 from nemo_rl_moe.loops.checkpointing import complete_checkpoints
+from nemo_rl_moe.loops.components import Run
 from tests.functional.cli import TINY, metrics, run_recipe
 
 JSONL = """\
@@ -26,26 +29,49 @@ checkpointing: {{enabled: true, save_period: 2, keep_top_k: 2}}
 """
 
 
-def test_2_steps_and_2_resumed_ones_equal_4_in_one_go_on_jsonl_rows_graded_by_math_verify(tmp_path: Path) -> None:
+def interrupt_after_the_save_of(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process ends when the checkpoint of that step has its name and the step's metrics are not written yet."""
+    save = checkpointing.save
+
+    def save_and_end(run: Run, saved: int, metrics: dict[str, float]) -> Path:
+        folder = save(run, saved, metrics)
+        if saved == step:
+            raise KeyboardInterrupt
+        return folder
+
+    monkeypatch.setattr(checkpointing, "save", save_and_end)
+
+
+def test_4_steps_cut_off_after_the_checkpoint_of_2_equal_4_in_one_go_on_jsonl_rows_graded_by_math_verify(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rows = [{"problem": f"What is {a} + {a}?", "answer": str(2 * a)} for a in range(10)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     recipe = tmp_path / "sums.yaml"
     recipe.write_text(JSONL.format(parent=TINY))
-    for folder, *overrides in (
-        ("whole", "grpo.max_num_steps=4"),
-        ("parts", "grpo.max_num_steps=2"),
-        ("parts", "grpo.max_num_steps=4", "--resume"),
-    ):
-        outcome = run_recipe(recipe, tmp_path / folder, *overrides, cwd=tmp_path)
-        assert outcome.code == 0, outcome.text
+    for folder, expected_code, *arguments in (("whole", 0), ("parts", 130), ("parts", 0, "--resume")):
+        with monkeypatch.context() as patched:
+            if expected_code == 130:
+                interrupt_after_the_save_of(2, patched)
+            outcome = run_recipe(recipe, tmp_path / folder, "grpo.max_num_steps=4", *arguments, cwd=tmp_path)
+        assert outcome.code == expected_code, outcome.text
     whole, parts = metrics(tmp_path / "whole"), metrics(tmp_path / "parts")
+    # No row is lost and none comes twice; only the time of the save itself was not known any more.
     assert [row["step"] for row in parts] == [row["step"] for row in whole] == [1, 2, 3, 4]
+    assert [set(a) - set(b) for a, b in zip(whole, parts, strict=True)] == [
+        set(),
+        {"timing/train/checkpointing"},
+        set(),
+        set(),
+    ]
     for name in ("train/reward", "train/loss", "train/grad_norm", "train/weight_version"):
         assert [row[name] for row in parts] == [row[name] for row in whole], name
     assert [step for step, _ in complete_checkpoints(tmp_path / "parts/checkpoints")] == [2, 4]
+    state = json.loads((tmp_path / "parts/checkpoints/step_4/training_state.json").read_text())
+    assert state["metrics"]["train/reward"] == parts[3]["train/reward"]
     _exported_model_speaks(tmp_path / "parts/checkpoints/step_4/hf")
-    torn = tmp_path / "parts/checkpoints/step_9"
-    torn.mkdir()
+    for other in ("step_9", "step_old"):
+        (tmp_path / "parts/checkpoints" / other).mkdir()
     assert complete_checkpoints(tmp_path / "parts/checkpoints")[-1][0] == 4
 
 

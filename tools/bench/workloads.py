@@ -14,13 +14,14 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 import random
 import shutil
 import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from nemo_rl_moe.folders import put_in_place
 
 STAMP = "workload.json"
 PAD, END, UNKNOWN = 0, 1, 2
@@ -110,8 +111,7 @@ def make(workload: Workload, root: Path) -> Path:
         (partial / STAMP).write_text(
             json.dumps({"digest": workload.digest(), "parameters": count, "workload": asdict(workload)}, indent=1)
         )
-        shutil.rmtree(folder, ignore_errors=True)
-        os.replace(partial, folder)
+        put_in_place(partial, folder)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return folder

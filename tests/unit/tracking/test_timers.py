@@ -43,6 +43,23 @@ def test_phases_of_3_and_2_seconds_in_a_step_of_6_leave_1_second_other() -> None
     assert step["timing/train/other"] == 1
 
 
+def test_so_far_tells_3_of_4_seconds_and_the_step_still_tells_all_6() -> None:
+    clock, timer = started()
+    with timer.phase("generation"):
+        clock.pass_(3)
+    clock.pass_(1)
+    so_far = timer.so_far()
+    with timer.phase("checkpointing"):
+        with pytest.raises(RuntimeError, match=r"so_far\(\) needs"):
+            timer.so_far()
+        clock.pass_(2)
+    step = timer.step()
+    assert (so_far["timing/train/total_step_time"], so_far["timing/train/generation"]) == (4, 3)
+    assert "timing/train/checkpointing" not in so_far
+    assert step["timing/train/total_step_time"] == 6
+    assert (step["timing/train/generation"], step["timing/train/checkpointing"]) == (3, 2)
+
+
 def test_a_phase_entered_twice_in_a_step_adds_up_to_5() -> None:
     clock, timer = started()
     for seconds in (2, 3):

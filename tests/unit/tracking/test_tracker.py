@@ -148,6 +148,20 @@ def test_an_event_is_on_the_console_and_in_run_log_with_its_secret_removed(
         assert "warning: hub refused <redacted>" in text
 
 
+def test_a_restored_step_gets_the_2_metrics_it_lacks_and_a_complete_one_no_row(load: Load, tmp_path: Path) -> None:
+    track(load(), [(1, {"train/loss": 0.5}), (2, {"train/loss": 0.25})])
+    tracker = Tracker(RunDirectory.open(load(), resume=True), load(), stream=io.StringIO())
+    tracker.restore(1, {"train/loss": 9.0})
+    tracker.restore(2, {"train/loss": 9.0, "validation/accuracy": 0.75, "validation/num_samples": 8.0})
+    tracker.restore(3, {"train/loss": 0.125})
+    tracker.close(0, "done")
+    rows = read_rows(tmp_path / "run/metrics.jsonl")
+    assert rows[2:] == [
+        {"step": 2, "validation/accuracy": 0.75, "validation/num_samples": 8.0},
+        {"step": 3, "train/loss": 0.125},
+    ]
+
+
 def test_closing_twice_keeps_the_first_exit_code(load: Load, tmp_path: Path) -> None:
     loaded = load()
     tracker = Tracker(RunDirectory.open(loaded, resume=False), loaded, stream=io.StringIO())
