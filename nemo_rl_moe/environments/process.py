@@ -76,6 +76,7 @@ class VerifierHost:
     def __init__(self, env_name: str, verifier: str) -> None:
         self.env_name = env_name
         self.verifier = verifier
+        self._ready = False
         self._control, theirs = socket.socketpair()
         self._control.settimeout(_START_LIMIT_S)
         root = str(Path(__file__).resolve().parents[2])
@@ -98,6 +99,7 @@ class VerifierHost:
         if error is not None:
             self.close()
             raise UserError(f"env.{self.env_name}.verifier: cannot load {self.verifier!r} ({error})")
+        self._ready = True
 
     def start_worker(self) -> WorkerProcess:
         """A new idle worker."""
@@ -122,6 +124,9 @@ class VerifierHost:
     def close(self) -> None:
         """Ends the host and with it all its workers; may be called twice."""
         self._control.close()
+        if not self._ready:
+            # It has no workers yet, and would notice the closed socket only at the end of its import.
+            self._process.kill()
         try:
             self._process.wait(timeout=_ANSWER_LIMIT_S)
         except subprocess.TimeoutExpired:

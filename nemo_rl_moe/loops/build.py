@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,11 @@ def start_workers(
     log_dir: Path,
     on_event: Callable[[str], None],
 ) -> tuple[Policy, Generator]:
-    """Starts both worker groups and sets them up at the same time; the stack ends their processes."""
+    """Starts both worker groups and sets them up at the same time; the stack ends their processes.
+
+    Raises:
+        Exception: the first that either set-up raised; both groups have been ended.
+    """
     plain = recipe.model_dump(mode="json")
     policy_workers = _group(stack, "policy", POLICY_WORKER, recipe, layout.policy_bundles, placement, log_dir, plain)
     in_flight = recipe.policy.generation.vllm_cfg.async_engine
@@ -40,11 +44,25 @@ def start_workers(
     )
     policy, generator = Policy(policy_workers, recipe), Generator(generation_workers, recipe, on_event)
     # Both sides spend most of their start-up importing and reading files, so they wait better together.
-    with ThreadPoolExecutor(2) as pool:
-        policy_ready, generator_ready = pool.submit(policy.setup), pool.submit(generator.setup)
-        policy_ready.result()
-        generator_ready.result()
+    side_by_side([policy.setup, generator.setup], [policy_workers, generation_workers])
     return policy, generator
+
+
+def side_by_side(setups: Sequence[Callable[[], object]], groups: Sequence[WorkerGroup]) -> None:
+    """Runs all set-ups at the same time.
+
+    The first error, or an interrupt, ends all groups. Leaving the pool joins its threads, and without that they would go
+    on waiting for workers of a run that is over, for `cluster.timeouts.setup_s` in the worst case.
+    """
+    with ThreadPoolExecutor(len(setups)) as pool:
+        try:
+            done, _ = wait([pool.submit(setup) for setup in setups], return_when=FIRST_EXCEPTION)
+            for ready in done:
+                ready.result()
+        except BaseException:
+            for group in groups:
+                group.kill()
+            raise
 
 
 def _group(

@@ -232,6 +232,22 @@ def test_close_may_be_called_twice_and_leaves_no_process_and_no_scoring() -> Non
         pool.score(requests(["1"]))
 
 
+def test_closing_does_not_wait_for_a_verifier_whose_import_takes_60_s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when the run is interrupted, or another environment's verifier cannot be imported."""
+    (tmp_path / "slow_verifier.py").write_text("import time\ntime.sleep(60)\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    envs = {
+        "slow": EnvConfig(verifier="slow_verifier:verify"),
+        "wrong": EnvConfig(verifier="no_such_package:verify"),
+    }
+    started = time.monotonic()
+    with pytest.raises(UserError, match="no_such_package"):
+        VerifierPool(dict(reversed(envs.items())))
+    assert time.monotonic() - started < 10
+
+
 def test_a_killed_sample_takes_its_own_children_with_it(pool: VerifierPool, tmp_path: Path) -> None:
     note = tmp_path / "pid"
     result = pool.score(requests([f"child {note}"], "brief"))
