@@ -6,7 +6,7 @@ import numpy as np
 
 from nemo_rl_moe.generation.interface import SamplingSpec
 from nemo_rl_moe.loops.components import Run
-from nemo_rl_moe.loops.rollout import generate_and_score
+from nemo_rl_moe.loops.rollout import Rollouts, generate_and_score
 
 
 def validate_if_due(run: Run, step: int) -> dict[str, float]:
@@ -45,5 +45,13 @@ def validate(run: Run) -> dict[str, float]:
             generate_and_score(run, prompts[i : i + cfg.val_batch_size], spec)
             for i in range(0, len(prompts), cfg.val_batch_size)
         ]
-    rewards = np.concatenate([part.batch.sample_values["rewards"] for part in parts])
-    return {"validation/accuracy": float(rewards.mean()), "validation/num_samples": float(len(rewards))}
+    return validation_metrics(Rollouts.concat(parts, {}))
+
+
+def validation_metrics(rollouts: Rollouts) -> dict[str, float]:
+    """Metrics of scored responses, one to a prompt, under `validation/`; accuracy also for each environment."""
+    rewards = rollouts.batch.sample_values["rewards"]
+    names = np.array([prompt.env_name for prompt in rollouts.prompts])
+    values = {"accuracy": float(rewards.mean(dtype=np.float64)), "num_samples": float(len(rewards))}
+    values |= {f"accuracy/{name}": float(rewards[names == name].mean(dtype=np.float64)) for name in np.unique(names)}
+    return {f"validation/{name}": value for name, value in (values | rollouts.counts).items()}

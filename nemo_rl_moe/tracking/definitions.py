@@ -223,8 +223,10 @@ _POLICY = (
 
 _VALIDATION = (
     ("accuracy", "1", "Reward of the validation samples.", _SAMPLES),
-    ("accuracy/<env>", "1", "The same for each environment. With more than one only.", _SAMPLES),
+    ("accuracy/<env>", "1", "The same for each environment that scored some, by its key under `env`.", _SAMPLES),
     ("num_samples", "sample", "Validation samples.", _COUNT),
+    ("reward_errors", "sample", "Samples whose verifier raised or crashed; they score 0.", _COUNT),
+    ("reward_timeouts", "sample", "Samples whose verifier ran past its limit and was killed; they score 0.", _COUNT),
 )
 
 METRICS: tuple[Metric, ...] = (

@@ -101,7 +101,10 @@ def test_versions_are_1_2_3_and_sync_samples_have_age_0(first: tuple[Path, Outco
 def test_validation_scores_all_5_prompts_although_batches_hold_3(first: tuple[Path, Outcome]) -> None:
     validated = [row for row in metrics(first[0]) if "validation/accuracy" in row]
     assert [row["step"] for row in validated] == [2]
-    assert validated[0]["validation/num_samples"] == 5
+    row = validated[0]
+    assert row["validation/num_samples"] == 5
+    assert row["validation/accuracy/arithmetic"] == row["validation/accuracy"]
+    assert (row["validation/reward_errors"], row["validation/reward_timeouts"]) == (0, 0)
 
 
 def test_trainer_and_generator_agree_in_float32_to_1e_4(first: tuple[Path, Outcome]) -> None:
