@@ -51,8 +51,8 @@ def start_workers(
 def side_by_side(setups: Sequence[Callable[[], object]], groups: Sequence[WorkerGroup]) -> None:
     """Runs all set-ups at the same time.
 
-    The first error, or an interrupt, ends all groups. Leaving the pool joins its threads, and without that they would go
-    on waiting for workers of a run that is over, for `cluster.timeouts.setup_s` in the worst case.
+    The first error, or an interrupt, ends all groups. Leaving the pool joins its threads, which would otherwise go on
+    waiting for workers of a run that is over, for `cluster.timeouts.setup_s` in the worst case.
     """
     with ThreadPoolExecutor(len(setups)) as pool:
         try:
