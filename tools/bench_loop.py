@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """The speed of everything, side by side: one table with the machine, conditions, medians and spread.
 
-    python tools/bench_loop.py [--parts train-step,trl-fixed,trl-varied,overhead,generation,refit] [--write]
+    python tools/bench_loop.py [--parts train-step,trl-fixed,trl-varied,overhead,generation,refit,placements]
+                                [--write]
 
 Each measurement runs in a process of its own, one after the other. Nothing here is a timed test: the table says which
 goals were met on this machine, and the load of the machine beside each. `--write` puts each part into its section of
@@ -132,6 +133,33 @@ class Bench:
         )
         self.notes.append(f"refit: the engine's own reload of the same weights: {_between(results['reload_s'], 's')}")
 
+    def placements(self) -> None:
+        """Async-1off, generation and training on one core each, against sync on the same two cores."""
+        workload, count = workloads.BALANCED, self.steps(40)
+        folder = workloads.make(workload, ROOT)
+        load = report.load_average()
+        settings: dict[str, dict[str, Any]] = {
+            "async-1off": {"threads": 1, "split": True},
+            "sync, each phase on one core": {"threads": 1},
+            "sync, each phase on both cores": {"threads": 2},
+        }
+        runs: dict[str, list[dict[str, float]]] = {name: [] for name in settings}
+        for _ in range(2):
+            for name, kwargs in settings.items():
+                runs[name] += our_side.run_loop(folder, workload, steps=count, warmup=WARMUP, **kwargs)["steps"]
+        # Means: a step that waited for the generator counts with its waiting.
+        seconds = {name: [s["total_step_time"] for s in steps] for name, steps in runs.items()}
+        ahead = seconds["async-1off"]
+        for name in list(settings)[1:]:
+            what = f"steps per hour, {_shape(workload)}: async-1off on 1 + 1 cores, against {name}"
+            ratio = statistics.mean(seconds[name]) / statistics.mean(ahead)
+            self._add(what, spread(ahead, "s"), spread(seconds[name], "s"), ratio, 1.5, load)
+        idle = sum(s["exposed_generation"] for s in runs["async-1off"]) / sum(ahead)
+        what = "async-1off: share of the time in which training waits for samples"
+        self.rows.append(Row(what, f"{100 * idle:.1f} %", "", idle, 0.1, False, load))
+        for name, steps in runs.items():
+            self.notes.append(f"{name}: mean step {statistics.mean(seconds[name]):.3f} s ({_shares_of_ours(steps)})")
+
     def _against_trl(self, workload: Workload, threads: int, *, goal: float, steps: int) -> None:
         """Takes turns, two runs of each side, so that a slow minute of the machine hits both."""
         folder = workloads.make(workload, ROOT)
@@ -228,6 +256,7 @@ PARTS: dict[str, Callable[[Bench], None]] = {
     "overhead": Bench.overhead,
     "generation": Bench.generation,
     "refit": Bench.refit,
+    "placements": Bench.placements,
 }
 
 

@@ -63,3 +63,16 @@ def plain_recipe(
         "logger": {"log_dir": str(log_dir) if log_dir else None, "num_rollout_samples": 0},
         "cluster": {"device": "cpu", "num_nodes": 1, "gpus_per_node": 1, "cpus_per_device": threads},
     }
+
+
+def async_one_off(recipe: dict[str, Any]) -> dict[str, Any]:
+    """The same step split over two devices of as many threads each: the generator runs one step ahead.
+
+    The importance correction is on, as a recipe of this placement needs it; the ratio is then not forced to 1.
+    """
+    recipe["cluster"]["gpus_per_node"] = 2
+    recipe["policy"]["generation"]["colocated"] = {"enabled": False, "resources": {"gpus_per_node": 1}}
+    recipe["policy"]["generation"]["vllm_cfg"]["async_engine"] = True
+    recipe["grpo"]["async_grpo"] = {"enabled": True, "max_trajectory_age_steps": 1}
+    recipe["loss_fn"] |= {"use_importance_sampling_correction": True}
+    return recipe

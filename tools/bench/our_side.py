@@ -13,25 +13,34 @@ from typing import Any
 
 import yaml
 
-from tools.bench.our_recipe import plain_recipe
+from tools.bench.our_recipe import async_one_off, plain_recipe
 from tools.bench.workloads import Workload
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 _LIMIT_S = 1800
 
 
-def run_loop(folder: Path, workload: Workload, *, threads: int, steps: int, warmup: int) -> dict[str, Any]:
+def run_loop(
+    folder: Path, workload: Workload, *, threads: int, steps: int, warmup: int, split: bool = False
+) -> dict[str, Any]:
     """Runs the workload's recipe in a child process.
+
+    Args:
+        split: async-1off on two devices of `threads` each, in place of sync on one.
 
     Returns:
         `steps`: one dict of `timing/train/*` seconds for each step after the warm-up; `response_lengths` of the
         first response to each prompt, which are the ones that a run writes down.
     """
     with tempfile.TemporaryDirectory(prefix="bench-loop-") as temporary:
-        log_dir = Path(temporary) / workload.name
+        # A recipe whose name says async must be async, and the other way round.
+        name = f"{workload.name}-async-1off" if split else workload.name
+        log_dir = Path(temporary) / name
         recipe = plain_recipe(folder, workload, threads=threads, steps=warmup + steps, log_dir=log_dir)
         recipe["logger"]["num_rollout_samples"] = workload.num_prompts
-        path = Path(temporary) / f"{workload.name}.yaml"
+        if split:
+            recipe = async_one_off(recipe)
+        path = Path(temporary) / f"{name}.yaml"
         path.write_text(yaml.safe_dump(recipe))
         run_recipe_file(path)
         return {

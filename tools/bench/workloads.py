@@ -94,7 +94,16 @@ _LARGE = {
 # Means of about 70 and 138 tokens; in the second nearly a quarter runs into the limit.
 VARIED = Workload("varied-20M", end_probability=1 / 64, **_LARGE)
 VARIED_LONG = Workload("varied-long-20M", end_probability=1 / 170, **_LARGE)
-WORKLOADS = {w.name: w for w in (FIXED, VARIED, VARIED_LONG)}
+# About as much work in generation as in training, on one core each.
+BALANCED = Workload(
+    "balanced-2M",
+    hidden_size=128,
+    moe_intermediate_size=128,
+    num_layers=4,
+    max_new_tokens=128,
+    num_prompts=4,
+)
+WORKLOADS = {w.name: w for w in (FIXED, VARIED, VARIED_LONG, BALANCED)}
 
 
 def make(workload: Workload, root: Path) -> Path:
