@@ -16,7 +16,7 @@ from nemo_rl_moe.errors import UserError
 from nemo_rl_moe.recipe.compose import FileCache, shown_path
 from nemo_rl_moe.recipe.load import LoadedRecipe, load_recipe
 from nemo_rl_moe.recipe.schema_walk import annotation_at, keys_at
-from nemo_rl_moe.recipe.source import Problem, RecipeError, Source, dotted, shown, split_dotted
+from nemo_rl_moe.recipe.source import Problem, RecipeError, Source, dotted, equal, shown, split_dotted
 
 _ABSENT = object()
 
@@ -159,7 +159,7 @@ def diff(a: Path, b: Path, *, as_json: bool) -> None:
     rows = [
         (key, left.get(key, _ABSENT), right.get(key, _ABSENT))
         for key in dict.fromkeys([*left, *right])
-        if left.get(key, _ABSENT) != right.get(key, _ABSENT)
+        if not equal(left.get(key, _ABSENT), right.get(key, _ABSENT))
     ]
     if as_json:
         named = [

@@ -11,7 +11,7 @@ import yaml
 
 from nemo_rl_moe.errors import UserError
 from nemo_rl_moe.recipe.compose import OVERRIDE, Composed, compose, shown_path
-from nemo_rl_moe.recipe.source import Node, dotted, shown
+from nemo_rl_moe.recipe.source import Node, dotted, equal, shown
 
 
 @dataclass(frozen=True)
@@ -28,18 +28,35 @@ def redundant_keys(composed: Composed, path: Path) -> list[Redundant]:
     """Keys of the file whose removal leaves the composed recipe as it is, outermost first.
 
     Raises:
-        UserError: the file uses YAML aliases.
+        UserError: the file uses YAML aliases, merged maps or explicit keys.
     """
     if composed.inherited is None:
         return []
     text = path.read_text(encoding="utf-8")
-    if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=yaml.SafeLoader)):
-        # An alias stands for lines elsewhere in the file; taking those out would change both places.
-        raise UserError(f"{shown_path(path)}: uses YAML aliases, which cannot be minimized line by line")
+    _refuse_linked_lines(text, path)
     root = yaml.compose(text, Loader=yaml.SafeLoader)
     found: list[Redundant] = []
     _walk(composed.own, composed.inherited, root, (), found)
     return found
+
+
+def _refuse_linked_lines(text: str, path: Path) -> None:
+    """Refuses YAML whose lines cannot go one by one.
+
+    An alias stands for lines elsewhere, a merged map shows through where a key below `<<` went, and a block may begin
+    on the line of an explicit key's colon.
+    """
+    for token in yaml.scan(text, Loader=yaml.SafeLoader):
+        start = token.start_mark.index
+        linked = {
+            "aliases": isinstance(token, yaml.AliasToken),
+            "a merged map (<<)": isinstance(token, yaml.ScalarToken) and token.plain and token.value == "<<",
+            "an explicit key (?)": isinstance(token, yaml.KeyToken) and text[start : start + 2] in ("? ", "?\n"),
+        }
+        for name, is_used in linked.items():
+            if is_used:
+                where = f"{shown_path(path)}:{token.start_mark.line + 1}"
+                raise UserError(f"{where}: uses YAML {name}, which cannot be minimized line by line")
 
 
 def _walk(own: Node, inherited: Node, node: yaml.Node, path: tuple[str, ...], found: list[Redundant]) -> None:
@@ -69,8 +86,7 @@ def _same(own: Node, inherited: Node) -> bool:
         if not isinstance(inherited.value, dict) or OVERRIDE in own.value:
             return False
         return all(k in inherited.value and _same(item, inherited.value[k]) for k, item in own.value.items())
-    plain = own.plain()
-    return type(plain) is type(inherited.plain()) and plain == inherited.plain()
+    return equal(own.plain(), inherited.plain())
 
 
 def _last_line(node: yaml.Node) -> int:

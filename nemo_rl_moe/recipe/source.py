@@ -186,6 +186,17 @@ class RecipeError(UserError):
         self.problems = problems
 
 
+def equal(a: Any, b: Any) -> bool:
+    """Whether two plain values are one value in YAML: to Python 1, 1.0 and true are equal, to a recipe they are not."""
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, list):
+        return len(a) == len(b) and all(map(equal, a, b))
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(equal(a[key], b[key]) for key in a)
+    return bool(a == b)
+
+
 def shown(value: Any, limit: int = 60) -> str:
     """A value as it would stand in YAML, cut to a readable length."""
     text = (

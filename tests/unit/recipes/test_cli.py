@@ -135,6 +135,21 @@ def test_config_diff_lists_the_keys_that_differ():
     assert cli("config", "diff", SYNC, SYNC).stdout == "no difference\n"
 
 
+def test_config_diff_tells_true_from_1(tmp_path, capsys):
+    from nemo_rl_moe.cli import main
+
+    start = f"defaults: {TINY}\npolicy: {{generation: {{vllm_kwargs: {{"
+    one = write(tmp_path, "one.yaml", start + "a: 1, b: [1]}}}\n")
+    other = write(tmp_path, "other.yaml", start + "a: true, b: [1.0]}}}\n")
+    assert main(["config", "diff", str(one), str(other)]) == 0
+    key = "policy.generation.vllm_kwargs"
+    assert capsys.readouterr().out.splitlines() == [
+        f"{key}.a: 1 -> true",
+        f"{key}.b: [1] -> [1.0]",
+        "2 key(s) differ",
+    ]
+
+
 def test_config_minimize_check_names_the_redundant_lines(tmp_path):
     path = write(tmp_path, "a.yaml", f"defaults: {TINY}\ncluster:\n  device: cpu\ngrpo:\n  seed: 1\n")
     done = cli("config", "minimize", path, "--check")
