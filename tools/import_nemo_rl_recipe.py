@@ -7,14 +7,14 @@ reason; then what `validate` still finds. Nothing is dropped silently. Interpola
 from __future__ import annotations
 
 import argparse
+import pathlib
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-REPO = Path(__file__).resolve().parents[1]
+REPO = pathlib.Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPO))
 
 from nemo_rl_moe.errors import UserError  # noqa: E402
@@ -22,8 +22,18 @@ from nemo_rl_moe.recipe.commands import to_yaml  # noqa: E402
 from nemo_rl_moe.recipe.compose import compose  # noqa: E402
 from nemo_rl_moe.recipe.interpolation import resolve  # noqa: E402
 from nemo_rl_moe.recipe.load import load_recipe  # noqa: E402
+from nemo_rl_moe.recipe.schema import Recipe  # noqa: E402
 from nemo_rl_moe.recipe.schema_walk import annotation_at, optional  # noqa: E402
-from nemo_rl_moe.recipe.source import Node, Problem, RecipeError, find, split_dotted  # noqa: E402
+from nemo_rl_moe.recipe.source import (  # noqa: E402
+    Node,
+    Path,
+    Problem,
+    RecipeError,
+    dotted,
+    find,
+    shown,
+    split_dotted,
+)
 
 # Sections and keys without a counterpart, with the reason; the longest match counts.
 DROPPED: dict[str, str] = {
@@ -85,10 +95,10 @@ class Conversion:
     recipe: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
-    def put(self, key: str, value: Any) -> None:
-        """Sets a dotted key."""
-        *parents, last = split_dotted(key)
-        node = self.recipe
+    def put(self, path: Path, value: Any) -> None:
+        """Sets the value at a path."""
+        *parents, last = path
+        node: dict[Any, Any] = self.recipe
         for part in parents:
             node = node.setdefault(part, {})
         node[last] = value
@@ -98,7 +108,7 @@ class Conversion:
         self.notes.append(f"{node.source}: {text}")
 
 
-def convert(path: Path) -> Conversion:
+def convert(path: pathlib.Path) -> Conversion:
     """Converts a recipe and everything it inherits.
 
     Raises:
@@ -106,29 +116,39 @@ def convert(path: Path) -> Conversion:
     """
     problems: list[Problem] = []
     root = resolve(compose(path).root, problems)
+    problems += _odd_sections(root)
     if problems:
         raise RecipeError(problems)
     _refuse_other_kinds(root)
     result = Conversion()
     for key, node in _values(root):
-        value = node.plain()
-        owner = next((prefix for prefix in SPECIAL if key == prefix or key.startswith(prefix + ".")), None)
+        owner = next((prefix for prefix in SPECIAL if key[: len(prefix)] == prefix), None)
         if owner is not None:
             SPECIAL[owner](result, key, node)
         elif (reason := _dropped(key)) is not None:
-            result.note(node, f"dropped {key}: {reason}")
+            result.note(node, f"dropped {dotted(key)}: {reason}")
         else:
-            _copy(result, key, node, value)
+            _copy(result, key, node, node.plain())
     _cluster(result, root)
     return result
 
 
-def _values(node: Node, path: str = "") -> Iterator[tuple[str, Node]]:
-    """Every scalar, list and empty map with its dotted key."""
+def _odd_sections(root: Node) -> list[Problem]:
+    """Sections that are a list or a scalar; null is an empty one, as in every recipe."""
+    assert isinstance(root.value, dict)
+    return [
+        Problem("type", name, node.source, node.plain(), f"found {shown(node.plain())}, expected a map")
+        for name, node in root.value.items()
+        if name in Recipe.model_fields and node.value is not None and not isinstance(node.value, dict)
+    ]
+
+
+def _values(node: Node, path: Path = ()) -> Iterator[tuple[Path, Node]]:
+    """Every scalar, list and empty map with its path. A key may itself hold dots, so paths are not joined to text."""
     if isinstance(node.value, dict) and node.value:
         for name, item in node.value.items():
-            yield from _values(item, f"{path}.{name}" if path else name)
-    else:
+            yield from _values(item, (*path, name))
+    elif path:
         yield path, node
 
 
@@ -143,84 +163,97 @@ def _refuse_other_kinds(root: Node) -> None:
         raise UserError(f"{root.source.file}: policy.megatron_cfg.enabled is not true, expected a Megatron policy")
     backend = value("policy.generation.backend")
     if backend != "vllm":
-        raise UserError(f"{root.source.file}: policy.generation.backend is {backend!r}, expected vllm")
+        raise UserError(f"{root.source.file}: policy.generation.backend is {shown(backend)}, expected vllm")
 
 
-def _dropped(key: str) -> str | None:
-    matches = [prefix for prefix in DROPPED if key == prefix or key.startswith(prefix + ".")]
+def _dropped(path: Path) -> str | None:
+    matches = [key for key in DROPPED if path[: key.count(".") + 1] == split_dotted(key)]
     return DROPPED[max(matches, key=len)] if matches else None
 
 
-def _copy(result: Conversion, key: str, node: Node, value: Any) -> None:
+def _copy(result: Conversion, path: Path, node: Node, value: Any) -> None:
     """Copies a value whose key the schema has."""
-    new = RENAMED.get(key, key)
-    if new != key:
-        result.note(node, f"renamed {key} to {new}")
-    annotation = annotation_at(split_dotted(new))
+    key = dotted(path)
+    if key in RENAMED:
+        path = split_dotted(RENAMED[key])
+        result.note(node, f"renamed {key} to {RENAMED[key]}")
+    annotation = annotation_at(path)
     if annotation is None:
         if value not in OFF:
-            result.note(node, f"dropped {key} = {value!r}: there is no such key")
+            result.note(node, f"dropped {key} = {shown(value)}: there is no such key")
     elif value is None and not optional(annotation):
         result.note(node, f"dropped {key} = null: the default counts")
     else:
-        result.put(new, value)
+        result.put(path, value)
 
 
-def _metric(result: Conversion, key: str, node: Node) -> None:
+def _metric(result: Conversion, path: Path, node: Node) -> None:
     kind, _, name = str(node.value).partition(":")
     prefix = {"val": "validation", "train": "train"}.get(kind)
-    if node.value is None or prefix is None:
-        result.note(node, f"dropped {key} = {node.value!r}: expected val:<metric> or train:<metric>")
+    if not isinstance(node.value, str) or prefix is None or len(path) > 2:
+        shape = "expected val:<metric> or train:<metric>"
+        result.note(node, f"dropped {dotted(path)} = {shown(node.plain())}: {shape}")
         return
-    result.put(key, f"{prefix}/{name}")
-    result.note(node, f"changed {key}: {node.value} is {prefix}/{name}")
+    result.put(path, f"{prefix}/{name}")
+    result.note(node, f"changed {dotted(path)}: {node.value} is {prefix}/{name}")
 
 
-def _dataset(result: Conversion, key: str, node: Node) -> None:
+def _dataset(result: Conversion, path: Path, node: Node) -> None:
     """NeMo-RL names data sets of the hub; here rows are in a file."""
-    _, side, *rest = key.split(".")
-    if rest == ["dataset_name"] and node.value:
-        result.put(f"data.{side}.dataset_name", "jsonl")
-        result.put(f"data.{side}.path", f"data/{node.value}/{side}.jsonl")
-        result.note(node, f"changed {key}: {node.value} becomes data/{node.value}/{side}.jsonl, which you write")
-    elif rest == [] and node.value is None:
-        result.put(f"data.{side}", None)
-    elif rest and f"data.{side}.{rest[0]}".rsplit(".", 1)[1] in ("env_name",):
-        result.put(key, node.plain())
+    _, side, *rest = path
+    if rest == ["dataset_name"] and isinstance(node.value, str):
+        result.put(("data", side, "dataset_name"), "jsonl")
+        result.put(("data", side, "path"), f"data/{node.value}/{side}.jsonl")
+        result.note(
+            node, f"changed {dotted(path)}: {node.value} becomes data/{node.value}/{side}.jsonl, which you write"
+        )
+    elif not rest and node.value is None:
+        result.put(path, None)
+    elif not rest:
+        result.note(node, f"dropped {dotted(path)} = {shown(node.plain())}: expected one data set, with dataset_name")
+    elif rest == ["env_name"]:
+        result.put(path, node.plain())
     else:
-        result.note(node, f"dropped {key}: rows are in a file")
+        result.note(node, f"dropped {dotted(path)}: rows are in a file")
 
 
-def _environment(result: Conversion, key: str, node: Node) -> None:
-    _, name, *rest = key.split(".")
+def _environment(result: Conversion, path: Path, node: Node) -> None:
+    if len(path) == 1:
+        result.put(path, {})
+        result.note(node, "env names no environment, expected one that scores the responses")
+        return
+    _, name, *rest = path
     if name not in result.recipe.get("env", {}):
-        result.put(f"env.{name}.verifier", "math_verify" if name == "math" else "???")
-        result.note(node, f"guessed env.{name}.verifier: {result.recipe['env'][name]['verifier']}")
+        verifier = "math_verify" if name == "math" else "???"
+        result.put(("env", name, "verifier"), verifier)
+        result.note(node, f"guessed {dotted(('env', name, 'verifier'))}: {verifier}")
     if rest == ["num_workers"]:
-        result.put(key, node.plain())
+        result.put(path, node.plain())
     elif rest:
-        result.note(node, f"dropped {key}: the verifier decides")
+        result.note(node, f"dropped {dotted(path)}: the verifier decides")
+    elif node.value not in (None, {}):
+        result.note(node, f"dropped {dotted(path)} = {shown(node.plain())}: expected a map")
 
 
-def _processor(result: Conversion, key: str, node: Node) -> None:
-    result.note(node, f"dropped {key}: prompts are made from data.default.prompt_file and the chat template")
+def _processor(result: Conversion, path: Path, node: Node) -> None:
+    result.note(node, f"dropped {dotted(path)}: prompts are made from data.default.prompt_file and the chat template")
 
 
-SPECIAL: dict[str, Callable[[Conversion, str, Node], None]] = {
-    "checkpointing.metric_name": _metric,
-    "data.default.processor": _processor,
-    "data.train": _dataset,
-    "data.validation": _dataset,
-    "env": _environment,
+SPECIAL: dict[Path, Callable[[Conversion, Path, Node], None]] = {
+    ("checkpointing", "metric_name"): _metric,
+    ("data", "default", "processor"): _processor,
+    ("data", "train"): _dataset,
+    ("data", "validation"): _dataset,
+    ("env",): _environment,
 }
 
 
 def _cluster(result: Conversion, root: Node) -> None:
     """The GPU is not part of a NeMo-RL recipe; its node size tells it among the machines of the shipped ones."""
     per_node = result.recipe.get("cluster", {}).get("gpus_per_node")
-    if per_node in GPU_OF_NODE:
+    if isinstance(per_node, int) and per_node in GPU_OF_NODE:
         gpu = GPU_OF_NODE[per_node]
-        result.put("cluster.gpu_type", gpu)
+        result.put(("cluster", "gpu_type"), gpu)
         result.note(root, f"guessed cluster.gpu_type {gpu} from {per_node} GPUs on a node")
     result.recipe.setdefault("data", {}).setdefault("validation", None)
 
@@ -228,7 +261,7 @@ def _cluster(result: Conversion, root: Node) -> None:
 def main() -> int:
     """Converts, prints and checks."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("recipe", type=Path)
+    parser.add_argument("recipe", type=pathlib.Path)
     arguments = parser.parse_args()
     try:
         result = convert(arguments.recipe)
@@ -240,7 +273,7 @@ def main() -> int:
     print("\n".join(result.notes), file=sys.stderr)
     with tempfile.TemporaryDirectory() as folder:
         # The check needs the file's name: rules compare it with what the recipe does.
-        copy = Path(folder) / arguments.recipe.name
+        copy = pathlib.Path(folder) / arguments.recipe.name
         copy.write_text(text)
         try:
             load_recipe(copy)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import importlib.util
 import subprocess
 import sys
 from pathlib import Path
@@ -143,6 +145,73 @@ def test_other_kinds_of_recipe_are_refused(tmp_path, old, new, message):
     )  # fmt: skip
     done = convert(write(tmp_path, "base.yaml", text))
     assert done.returncode == 2 and message in done.stderr
+
+
+@pytest.fixture(scope="module")
+def importer():
+    spec = importlib.util.spec_from_file_location("importer", REPO / "tools/import_nemo_rl_recipe.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["importer"] = module
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules["importer"]
+
+
+def import_in_process(importer, monkeypatch, capsys, path: Path) -> tuple[int, str, str]:
+    monkeypatch.setattr(sys, "argv", ["import", str(path)])
+    code = importer.main()
+    return code, *capsys.readouterr()
+
+
+def flat_base() -> dict:
+    return yaml.safe_load(BASE.replace("${mul:${grpo.num_prompts_per_step},${grpo.num_generations_per_prompt}}", "1"))
+
+
+ODD = [None, {}, [], 3, "text", True, [{"x": 1}], {"odd": None}, {"a.b": [1]}, {"a[": 2}]
+
+
+def test_odd_values_in_place_of_a_section_never_end_in_a_traceback(tmp_path, importer, monkeypatch, capsys):
+    """Every section and every key in one, each replaced by each odd value."""
+    base = flat_base()
+    spots = [(name,) for name in base]
+    spots += [(name, key) for name in base for key in base[name]]
+    for spot in spots:
+        for odd in ODD:
+            data = copy.deepcopy(base)
+            node = data
+            for key in spot[:-1]:
+                node = node[key]
+            node[spot[-1]] = odd
+            path = tmp_path / "odd.yaml"
+            path.write_text(yaml.safe_dump(data))
+            code, out, err = import_in_process(importer, monkeypatch, capsys, path)
+            assert (code, bool(out), bool(err)) in {(0, True, True), (2, False, True)}, (spot, odd)
+
+
+@pytest.mark.parametrize(
+    ("section", "odd", "code", "message"),
+    [
+        ("env", {}, 0, "LINE: env names no environment"),
+        ("env", None, 0, "LINE: env names no environment"),
+        ("env", {"math": 3}, 0, "dropped env.math = 3: expected a map"),
+        ("env", {"a.b": {"num_workers": 2}}, 0, "guessed env.a.b.verifier: ???"),
+        ("data", [], 2, "LINE: data: found [], expected a map"),
+        ("data", {"train": [{"dataset_name": "x"}]}, 0, "dropped data.train = [{'dataset_name': 'x'}]: expected one"),
+        ("cluster", 3, 2, "LINE: cluster: found 3, expected a map"),
+        ("cluster", {"gpus_per_node": [8]}, 0, "to do: cluster.gpus_per_node: found [8], expected an integer"),
+        ("logger", "text", 2, "LINE: logger: found 'text', expected a map"),
+        ("loss_fn", True, 2, "LINE: loss_fn: found true, expected a map"),
+        ("grpo", None, 2, "no grpo section"),
+        ("policy", None, 2, "policy.megatron_cfg.enabled is not true"),
+        ("policy", [1], 2, "LINE: policy: found [1], expected a map"),
+    ],
+)
+def test_odd_section_is_named_with_its_line(tmp_path, importer, monkeypatch, capsys, section, odd, code, message):
+    path = tmp_path / "in.yaml"
+    path.write_text(yaml.safe_dump(flat_base() | {section: odd}, sort_keys=False))
+    line = 1 + [text.split(":")[0] for text in path.read_text().splitlines()].index(section)
+    found = import_in_process(importer, monkeypatch, capsys, path)
+    assert found[0] == code and message.replace("LINE", f"in.yaml:{line}") in found[2], found
 
 
 def test_configuration_page_is_current():
