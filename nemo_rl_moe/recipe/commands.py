@@ -5,27 +5,27 @@ from __future__ import annotations
 import difflib
 import json
 import os
+import pathlib
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import yaml
 
 from nemo_rl_moe.errors import UserError
-from nemo_rl_moe.recipe.compose import FileCache, shown_path
+from nemo_rl_moe.recipe.compose import FileCache, is_file, is_folder, shown_path
 from nemo_rl_moe.recipe.load import LoadedRecipe, load_recipe
 from nemo_rl_moe.recipe.schema_walk import annotation_at, keys_at
-from nemo_rl_moe.recipe.source import Problem, RecipeError, Source, dotted, equal, shown, split_dotted
+from nemo_rl_moe.recipe.source import Path, Problem, RecipeError, Source, dotted, equal, shown, split_dotted
 
 _ABSENT = object()
 
 
-def validate(paths: Sequence[Path], *, as_json: bool) -> bool:
+def validate(paths: Sequence[pathlib.Path], *, as_json: bool) -> bool:
     """Prints every problem of every recipe and a summary line; returns whether there is no error."""
     files = recipe_files(paths)
     cache = FileCache()
-    found: dict[Path, list[Problem]] = {}
+    found: dict[pathlib.Path, list[Problem]] = {}
     loaded: list[LoadedRecipe] = []
     for file in files:
         try:
@@ -50,23 +50,23 @@ def validate(paths: Sequence[Path], *, as_json: bool) -> bool:
     return errors == 0
 
 
-def recipe_files(paths: Sequence[Path]) -> list[Path]:
+def recipe_files(paths: Sequence[pathlib.Path]) -> list[pathlib.Path]:
     """The YAML files named, or in the folders named."""
-    files: list[Path] = []
+    files: list[pathlib.Path] = []
     for path in paths:
-        if path.is_dir():
+        if is_file(path):
+            files.append(path)
+        elif is_folder(path):
             inside = sorted([*path.rglob("*.yaml"), *path.rglob("*.yml")])
             if not inside:
                 raise UserError(f"{shown_path(path)}: no YAML file in the folder")
             files += inside
-        elif path.exists():
-            files.append(path)
         else:
             raise UserError(f"{path}: no such file or folder")
     return list(dict.fromkeys(files))
 
 
-def collisions(loaded: Sequence[LoadedRecipe]) -> list[tuple[Path, Problem]]:
+def collisions(loaded: Sequence[LoadedRecipe]) -> list[tuple[pathlib.Path, Problem]]:
     """Recipes that would write to the same place: a finished run must not be overwritten by another recipe's."""
     problems = []
     for key in ("logger.log_dir", "checkpointing.checkpoint_dir"):
@@ -88,7 +88,7 @@ def collisions(loaded: Sequence[LoadedRecipe]) -> list[tuple[Path, Problem]]:
     return problems
 
 
-def show(path: Path, overrides: Sequence[str], *, as_json: bool) -> None:
+def show(path: pathlib.Path, overrides: Sequence[str], *, as_json: bool) -> None:
     """Prints the resolved recipe. A recipe that breaks a rule is shown too, so that one can look into it."""
     resolved = load_recipe(path, overrides, check=False).resolved
     sys.stdout.write(json.dumps(resolved, indent=1) + "\n" if as_json else to_yaml(resolved))
@@ -115,24 +115,16 @@ def to_yaml(data: Any) -> str:
     return yaml.dump(data, Dumper=_Dumper, sort_keys=False, width=120)
 
 
-def why(path: Path, overrides: Sequence[str], key: str, *, as_json: bool) -> None:
+def why(path: pathlib.Path, overrides: Sequence[str], key: str, *, as_json: bool) -> None:
     """Prints the value of a key and the chain of values that it overrode.
 
     Raises:
-        UserError: the schema has no such key.
+        UserError: the schema or the recipe has no such key.
     """
-    loaded = load_recipe(path, overrides, check=False)
     keys = split_dotted(key)
-    current: Any = loaded.resolved
-    for part in keys:
-        try:
-            current = current[part]
-        except (KeyError, IndexError, TypeError):
-            if annotation_at(keys) is None:
-                raise UserError(f"{key}: the schema has no such key{_near(keys)}") from None
-            current = None
-            break
+    loaded = load_recipe(path, overrides, check=False)
     history = loaded.why(key)
+    current = _value_at(loaded.resolved, keys, has_history=bool(history))
     if as_json:
         rows = [{"value": n.plain(), "file": n.source.file, "line": n.source.line or None} for n in history]
         print(json.dumps({"key": key, "value": current, "history": rows}, indent=1))
@@ -144,8 +136,26 @@ def why(path: Path, overrides: Sequence[str], key: str, *, as_json: bool) -> Non
         print(f"  {'set at' if depth == 0 else 'overrode'} {node.source}: {_brief(node.plain())}")
 
 
-def _near(path: tuple[str | int, ...]) -> str:
-    match = difflib.get_close_matches(str(path[-1]), keys_at(path[:-1]) or [], 1)
+def _value_at(resolved: Any, path: Path, *, has_history: bool) -> Any:
+    """The value at a path of the resolved recipe; None under a null, and where a value was cleared or deleted."""
+    if annotation_at(path) is None:
+        raise UserError(f"{dotted(path)}: the schema has no such key{_near(path, keys_at(path[:-1]))}")
+    current = resolved
+    for depth, part in enumerate(path):
+        if current is None:
+            return None
+        inside = part in current if isinstance(current, dict) else isinstance(part, int) and part < len(current)
+        if not inside:
+            if has_history:
+                return None
+            known = list(current) if isinstance(current, dict) and depth == len(path) - 1 else None
+            raise UserError(f"{dotted(path)}: the recipe has no such key{_near(path, known)}")
+        current = current[part]
+    return current
+
+
+def _near(path: Path, known: list[str] | None) -> str:
+    match = difflib.get_close_matches(str(path[-1]), known or [], 1)
     return f"; did you mean {dotted((*path[:-1], match[0]))}?" if match else ""
 
 
@@ -153,7 +163,7 @@ def _brief(value: Any) -> str:
     return f"a map of {len(value)} keys" if isinstance(value, dict) else shown(value)
 
 
-def diff(a: Path, b: Path, *, as_json: bool) -> None:
+def diff(a: pathlib.Path, b: pathlib.Path, *, as_json: bool) -> None:
     """Prints the keys whose resolved values differ."""
     left, right = (flatten(load_recipe(path, check=False).resolved) for path in (a, b))
     rows = [
@@ -177,7 +187,7 @@ def _side(value: Any) -> str:
     return "(absent)" if value is _ABSENT else shown(value)
 
 
-def flatten(data: Any, path: tuple[str | int, ...] = ()) -> dict[str, Any]:
+def flatten(data: Any, path: Path = ()) -> dict[str, Any]:
     """Dotted keys to scalars and lists; an empty map has none."""
     if isinstance(data, dict):
         return {key: value for name, item in data.items() for key, value in flatten(item, (*path, name)).items()}

@@ -52,20 +52,36 @@ def shown_path(path: Path) -> str:
     return str(path) if relative.startswith("..") else relative
 
 
+def is_file(path: Path) -> bool:
+    """Whether there is such a file; a name that no file can have (too long, with a null byte) is none."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False
+
+
+def is_folder(path: Path) -> bool:
+    """Whether there is such a folder."""
+    try:
+        return path.is_dir()
+    except (OSError, ValueError):
+        return False
+
+
 def _compose(path: Path, open_files: tuple[Path, ...], cache: FileCache) -> Composed:
     if path in cache.composed:
         return cache.composed[path]
     own = read_yaml(path, shown_path(path))
     parents = []
     for parent in _parents(own, path):
-        target = (path.parent / str(parent.value)).resolve()
+        target = path.parent / str(parent.value)
+        if not is_file(target):
+            where = f"{shown_path(target)} (relative to {shown_path(path.parent)}/)"
+            raise _error("parent", parent, f"no such recipe: {where}")
+        target = target.resolve()
         if target in (*open_files, path):
             loop = [*(*open_files, path)[(*open_files, path).index(target) :], target]
             raise _error("cycle", parent, "the recipe inherits from itself: " + " -> ".join(map(shown_path, loop)))
-        if not target.is_file():
-            raise _error(
-                "parent", parent, f"no such recipe: {shown_path(target)} (relative to {shown_path(path.parent)}/)"
-            )
         parents.append(_compose(target, (*open_files, path), cache))
     body = replace(own, value={k: v for k, v in own.value.items() if k != DEFAULTS})  # type: ignore[union-attr]
     inherited: Node | None = None

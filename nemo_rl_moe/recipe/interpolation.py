@@ -29,15 +29,34 @@ def resolve(root: Node, problems: list[Problem]) -> Node:
     from omegaconf.errors import OmegaConfBaseException
 
     _register()
-    config = OmegaConf.create(root.plain())
+    sound, bare = [], root
     for path, node in waiting:
+        if _is_well_formed(path, node, problems):
+            sound.append((path, node))
+        else:
+            bare = _replace(bare, path, replace(node, value=None))
+    config = OmegaConf.create(bare.plain())
+    for path, node in sound:
         try:
             value = _value_at(config, path)
-        except (OmegaConfBaseException, ArithmeticError, TypeError, ValueError) as error:
+        except (OmegaConfBaseException, ArithmeticError, TypeError, ValueError, RecursionError) as error:
             problems.append(Problem("interpolation", dotted(path), node.source, node.value, _reason(node, error)))
         else:
             root = _replace(root, path, _resolved(value, node))
     return root
+
+
+def _is_well_formed(path: Path, node: Node, problems: list[Problem]) -> bool:
+    """Whether OmegaConf's grammar accepts the text; one that it does not would refuse the whole recipe."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        OmegaConf.create([node.value])
+    except (OmegaConfBaseException, RecursionError) as error:
+        problems.append(Problem("interpolation", dotted(path), node.source, node.value, _reason(node, error)))
+        return False
+    return True
 
 
 def _value_at(config: Any, path: Path) -> Any:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nemo_rl_moe.recipe.compose import FileCache, compose, shown_path
+from nemo_rl_moe.recipe.compose import FileCache, compose, is_file, shown_path
 from nemo_rl_moe.recipe.interpolation import resolve
 from nemo_rl_moe.recipe.overrides import apply_overrides
 from nemo_rl_moe.recipe.schema import Recipe
@@ -72,7 +72,7 @@ def load_recipe(
             Files that cannot be composed have no values to check, and wrong types none that rules could compare.
     """
     path = Path(path)
-    if not path.is_file():
+    if not is_file(path):
         raise RecipeError([Problem("file", "", None, str(path), f"no such recipe: {shown_path(path)}")])
     composed = compose(path, cache)
     problems: list[Problem] = []

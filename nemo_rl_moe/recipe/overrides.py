@@ -11,8 +11,20 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from nemo_rl_moe.errors import UserError
 from nemo_rl_moe.recipe.compose import merge
-from nemo_rl_moe.recipe.source import Node, Path, Problem, RecipeError, Source, dotted, find, shown, split_dotted
+from nemo_rl_moe.recipe.source import (
+    MAX_DEPTH,
+    Node,
+    Path,
+    Problem,
+    RecipeError,
+    Source,
+    dotted,
+    find,
+    shown,
+    split_dotted,
+)
 
 KeysAt = Callable[[Path], "Iterable[str] | None"]
 
@@ -47,7 +59,16 @@ def _apply_one(root: Node, text: str, keys_at: KeysAt) -> Node:
         raise _error(
             "override", "", source, text, f"{reason}; expected key=value, +key=value, ++key=value or ~key"
         ) from None
-    path = split_dotted(parsed.key_or_group)
+    except RecursionError:
+        raise _error("override", "", source, text, "the value is nested too deep") from None
+    try:
+        path = split_dotted(parsed.key_or_group)
+    except UserError as error:
+        raise _error("override", "", source, text, str(error)) from None
+    if len(path) + _depth(value) > MAX_DEPTH:
+        raise _error(
+            "override", dotted(path[:3]), source, text, f"maps and lists are nested deeper than {MAX_DEPTH} levels"
+        )
     if parsed.package is not None or any(isinstance(key, int) for key in path):
         raise _error("override", text, source, text, "expected a dotted key of maps; lists are replaced as a whole")
     if parsed.is_sweep_override() or isinstance(value, _Unsupported):
@@ -80,6 +101,11 @@ def _plain(value: Any) -> Any:
     if hasattr(value, "text"):
         return value.text
     return _Unsupported()
+
+
+def _depth(value: Any) -> int:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
+    return 0 if inner is None else 1 + max(map(_depth, inner), default=0)
 
 
 def _node(value: Any, source: Source) -> Node:

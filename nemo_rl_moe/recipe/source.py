@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
@@ -10,6 +11,8 @@ from nemo_rl_moe.errors import UserError
 
 Scalar: TypeAlias = "str | int | float | bool | None"
 MISSING = "???"
+# Levels of maps and lists at most: our walks and OmegaConf's recurse, and a recipe has about ten.
+MAX_DEPTH = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,7 @@ class Node:
 
 
 Key: TypeAlias = "str | int"
+_PART = re.compile(r"([^.\[\]]+)((?:\[[0-9]{1,9}\])*)")
 Path: TypeAlias = "tuple[Key, ...]"
 
 
@@ -63,12 +67,20 @@ def dotted(path: Path) -> str:
 
 
 def split_dotted(text: str) -> Path:
-    """`a.b[0]` as `("a", "b", 0)`; the inverse of `dotted`."""
+    """`a.b[0]` as `("a", "b", 0)`; the inverse of `dotted`.
+
+    Raises:
+        UserError: the text is no dotted path.
+    """
     keys: list[Key] = []
     for part in text.split("."):
-        name, *indices = part.split("[")
-        keys.append(name)
-        keys.extend(int(index.rstrip("]")) for index in indices)
+        match = _PART.fullmatch(part)
+        if match is None:
+            raise UserError(
+                f"{text!r} is no dotted path; expected keys joined by dots, such as a.b, or a.b[0] in a list"
+            )
+        keys.append(match[1])
+        keys.extend(int(index) for index in re.findall(r"[0-9]+", match[2]))
     return tuple(keys)
 
 

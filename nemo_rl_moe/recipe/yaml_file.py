@@ -9,11 +9,12 @@ from __future__ import annotations
 import pathlib
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import yaml
 
-from nemo_rl_moe.recipe.source import Node, Path, Problem, RecipeError, Source, dotted
+from nemo_rl_moe.recipe.source import MAX_DEPTH, Node, Path, Problem, RecipeError, Source, dotted
 
 _Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _INT = re.compile(r"[-+]?(?:0b[01_]+|0x[0-9a-fA-F_]+|0o?[0-7_]+|0|[1-9][0-9_]*)$")
@@ -106,14 +107,25 @@ class _Builder:
         source = _at(node, self.file)
         if isinstance(node, yaml.ScalarNode):
             return Node(self._scalar(node, path), source)
-        if any(node is outer for outer in self._open):
-            self._problem("yaml", node, path, "an alias inside its own anchor has no end")
-            return Node(None, source)
-        self._open.append(node)
-        try:
+        with self._inside(node, path) as is_sound:
+            if not is_sound:
+                return Node(None, source)
             if isinstance(node, yaml.SequenceNode):
                 return Node([self.build(item, (*path, i)) for i, item in enumerate(node.value)], source)
             return Node(self._map(node, path), source)
+
+    @contextmanager
+    def _inside(self, node: yaml.Node, path: Path) -> Iterator[bool]:
+        """Goes into a map or list; False where there is no end of it."""
+        endless = any(node is outer for outer in self._open)
+        deep = len(self._open) >= MAX_DEPTH
+        if endless:
+            self._problem("yaml", node, path, "an alias inside its own anchor has no end")
+        elif deep:
+            self._problem("yaml", node, path[:3], f"maps and lists are nested deeper than {MAX_DEPTH} levels")
+        self._open.append(node)
+        try:
+            yield not endless and not deep
         finally:
             self._open.pop()
 
@@ -124,7 +136,8 @@ class _Builder:
             if key_node.tag == "tag:yaml.org,2002:merge":
                 for parent in self._merge_sources(value_node, path):
                     # Of several merged maps the earlier wins, and the map's own keys win over all of them.
-                    merged = {**self._map(parent, path), **merged}
+                    with self._inside(parent, path) as is_sound:
+                        merged = {**(self._map(parent, path) if is_sound else {}), **merged}
                 continue
             key = self._key(key_node, path)
             if key in own:
