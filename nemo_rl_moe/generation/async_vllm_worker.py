@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from nemo_rl_moe.generation.engine_worker import EngineWorker, Requests, to_completions
 from nemo_rl_moe.generation.interface import Completions, SamplingSpec
-from nemo_rl_moe.generation.vllm_compat import build_async_llm
+from nemo_rl_moe.generation.vllm_compat import build_async_llm, gives_memory_back
 
 PauseMode = Literal["keep", "wait", "abort"]
 
@@ -75,6 +75,7 @@ class AsyncVllmWorker(EngineWorker):
         while True:
             self._check_usable()
             async with self._door:
+                self._sleep.check_ready_to_sample()
                 requests = self._requests(prompt_ids, prompt_lengths, prompt_tokens, spec, first_samples)
                 with self._fatal("generation"):
                     waiting = await (self._admit_together(requests) if together else self._admit(requests))
@@ -100,6 +101,7 @@ class AsyncVllmWorker(EngineWorker):
         started = time.perf_counter()
         async with self._door:
             self._check_usable()
+            self._sleep.check_ready_for_update()
             self._check_next_version(version)
             what = f"weight update to version {version}"
             try:
@@ -113,15 +115,26 @@ class AsyncVllmWorker(EngineWorker):
                 with self._fatal(f"{what}: finish_weight_update"):
                     await self._engine.finish_weight_update(weight_version=str(version))
                 self._version = version
+                self._sleep.updated()
             finally:
                 await self._resume()
         return {"seconds": time.perf_counter() - started}
 
-    def sleep(self) -> None:
-        """Does nothing: the engine has its devices to itself."""
+    async def sleep(self) -> None:
+        """See `VllmWorker.sleep`. Requests must not be running."""
+        async with self._door:
+            self._check_usable()
+            if self._sleep.fall_asleep() and gives_memory_back(self._recipe):
+                with self._fatal("sleep"):
+                    await self._engine.sleep(level=2)
 
-    def wake(self, tags: list[str] | None = None) -> None:
-        """Does nothing."""
+    async def wake(self, tags: list[str] | None = None) -> None:
+        """See `VllmWorker.wake`."""
+        async with self._door:
+            self._check_usable()
+            if (woken := self._sleep.wake(tags)) and gives_memory_back(self._recipe):
+                with self._fatal(f"waking of {' and '.join(woken)}"):
+                    await self._engine.wake_up(woken)
 
     def shutdown(self) -> None:
         """Ends the engine's process. May be called twice."""

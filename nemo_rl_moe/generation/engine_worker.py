@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from nemo_rl_moe.errors import UserError
 from nemo_rl_moe.generation.interface import Completions, SamplingSpec
+from nemo_rl_moe.generation.sleep import SleepState
 from nemo_rl_moe.generation.vllm_compat import weight_spans
 from nemo_rl_moe.recipe.schema import Recipe
 from nemo_rl_moe.refit.checkpoint_shapes import checkpoint_elements
@@ -44,6 +45,7 @@ class EngineWorker:
         self._index = index
         self._version = 0
         self._failure: str | None = None
+        self._sleep = SleepState()
 
     def weight_version(self) -> int:
         """Version of the weights it samples with; 0 are those of the checkpoint it was built from."""

@@ -188,11 +188,11 @@ class Generator:
                 self.replace(error)
 
     def sleep(self) -> None:
-        """Gives the devices' memory to the trainer; does nothing on a CPU."""
+        """Gives the devices' memory to the trainer (see `VllmWorker.sleep`)."""
         self._workers.call("sleep", phase="generation: sleep", timeout_s=self._timeouts.refit_s)
 
     def wake(self, tags: list[str] | None = None) -> None:
-        """Takes the memory again (see `VllmWorker.wake`); does nothing on a CPU."""
+        """Takes the memory again, or the given part of it (see `VllmWorker.wake`)."""
         self._workers.call("wake", tags, phase="generation: wake", timeout_s=self._timeouts.refit_s)
 
     def shutdown(self) -> None:

@@ -70,10 +70,15 @@ def engine_arguments(recipe: Recipe, index: int) -> dict[str, Any]:
         arguments["enable_chunked_prefill"] = False
     else:
         arguments["gpu_memory_utilization"] = cfg.gpu_memory_utilization
-        arguments["enable_sleep_mode"] = policy.generation.colocated.enabled
+        arguments["enable_sleep_mode"] = gives_memory_back(recipe)
         if cfg.kv_cache_memory_bytes is not None:
             arguments["kv_cache_memory_bytes"] = cfg.kv_cache_memory_bytes
     return arguments | policy.generation.vllm_kwargs
+
+
+def gives_memory_back(recipe: Recipe) -> bool:
+    """Whether an engine that is put to sleep frees memory: vLLM's CPU worker has none to free, and warns when asked."""
+    return recipe.cluster.device != "cpu" and recipe.policy.generation.colocated.enabled
 
 
 def build_llm(recipe: Recipe, index: int) -> Any:

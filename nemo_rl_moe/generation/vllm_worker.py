@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from nemo_rl_moe.generation.engine_worker import EngineWorker, to_completions
 from nemo_rl_moe.generation.interface import Completions, SamplingSpec
-from nemo_rl_moe.generation.vllm_compat import build_llm
+from nemo_rl_moe.generation.vllm_compat import build_llm, gives_memory_back
 
 
 class VllmWorker(EngineWorker):
@@ -63,8 +63,10 @@ class VllmWorker(EngineWorker):
         Raises:
             UserError: a prompt is empty or leaves no room for a response.
             EngineUnusable: sampling failed, or an earlier call did.
+            RuntimeError: the engine is asleep, or has not got weights since.
         """
         self._check_usable()
+        self._sleep.check_ready_to_sample()
         requests = self._requests(prompt_ids, prompt_lengths, prompt_tokens, spec, first_samples)
         if not requests.prompts:
             return to_completions([], self._version)
@@ -88,6 +90,7 @@ class VllmWorker(EngineWorker):
             EngineUnusable: it failed, now or before; the message names the phase.
         """
         self._check_usable()
+        self._sleep.check_ready_for_update()
         self._check_next_version(version)
         started = time.perf_counter()
         with self._fatal(f"weight update to version {version}: start_weight_update"):
@@ -100,6 +103,7 @@ class VllmWorker(EngineWorker):
             # Cached keys and values are those of the old weights; vLLM does not drop them by itself.
             self.reset_prefix_cache()
         self._version = version
+        self._sleep.updated()
         return {"seconds": time.perf_counter() - started}
 
     def reset_prefix_cache(self) -> None:
@@ -114,18 +118,23 @@ class VllmWorker(EngineWorker):
     def sleep(self) -> None:
         """Gives the GPU's memory back while the trainer works: weights and cache are dropped (level 2).
 
-        On a CPU nothing is released and nothing happens. Not run on a GPU yet.
+        On a CPU no memory is given back, but the engine refuses to sample all the same until it is woken and updated.
+        Not run on a GPU yet.
         """
-        if self._recipe.cluster.device != "cpu":
-            self._llm.sleep(level=2)
+        self._check_usable()
+        if self._sleep.fall_asleep() and gives_memory_back(self._recipe):
+            with self._fatal("sleep"):
+                self._llm.sleep(level=2)
 
     def wake(self, tags: list[str] | None = None) -> None:
-        """Takes the memory again: `["weights"]` before a weight update, `["kv_cache"]` after it; None takes both.
+        """Takes memory again: `["weights"]` before a weight update, `["kv_cache"]` after it; None takes both.
 
-        On a CPU nothing happens. Not run on a GPU yet.
+        What is awake already stays as it is. Not run on a GPU yet.
         """
-        if self._recipe.cluster.device != "cpu":
-            self._llm.wake_up(tags)
+        self._check_usable()
+        if (woken := self._sleep.wake(tags)) and gives_memory_back(self._recipe):
+            with self._fatal(f"waking of {' and '.join(woken)}"):
+                self._llm.wake_up(woken)
 
     def shutdown(self) -> None:
         """Ends the engine, which also unmaps the weight buffer. May be called twice."""

@@ -30,7 +30,7 @@ def start_workers(
     log_dir: Path,
     on_event: Callable[[str], None],
 ) -> tuple[Policy, Generator]:
-    """Starts both worker groups and sets them up at the same time; the stack ends their processes.
+    """Starts both worker groups and sets them up; the stack ends their processes.
 
     Raises:
         Exception: the first that either set-up raised; both groups have been ended.
@@ -43,9 +43,22 @@ def start_workers(
         stack, "generation", engine, recipe, layout.generation_bundles, placement, log_dir, plain
     )
     policy, generator = Policy(policy_workers, recipe), Generator(generation_workers, recipe, on_event)
-    # Both sides spend most of their start-up importing and reading files, so they wait better together.
-    side_by_side([policy.setup, generator.setup], [policy_workers, generation_workers])
+    set_up(policy, generator, [policy_workers, generation_workers], in_turn=layout.shares_memory)
     return policy, generator
+
+
+def set_up(policy: Policy, generator: Generator, groups: Sequence[WorkerGroup], *, in_turn: bool) -> None:
+    """Sets both sides up: at the same time, or in turn where they share the memory of a device.
+
+    vLLM sizes its cache by the memory that is free while it starts, so a shared device must be its own until then.
+    """
+    if in_turn:
+        generator.setup()
+        generator.sleep()
+        policy.setup()
+    else:
+        # Both spend most of their start-up importing and reading files, so they wait better together.
+        side_by_side([policy.setup, generator.setup], groups)
 
 
 def side_by_side(setups: Sequence[Callable[[], object]], groups: Sequence[WorkerGroup]) -> None:

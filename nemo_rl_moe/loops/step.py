@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from nemo_rl_moe.batch import SequenceBatch
+from nemo_rl_moe.generation.sleep import KV_CACHE, WEIGHTS
 from nemo_rl_moe.grpo.advantages import clip_advantages, group_advantages
 from nemo_rl_moe.grpo.importance import sequence_error_mask
 from nemo_rl_moe.grpo.rewards import overlong_penalty, scale_rewards
@@ -15,9 +16,24 @@ from nemo_rl_moe.loops.rollout import Rollouts, generate_and_score, sampling_spe
 
 
 def refit(run: Run) -> None:
-    """Brings the generator to the trainer's weights and version."""
+    """Brings the generator to the trainer's weights and version.
+
+    A colocated generator is woken for it, in two parts: the trainer needs its memory until the weights are handed over,
+    and only then is there room for the key/value cache.
+    """
     with run.timer.phase("weight_sync"):
+        if run.plan.colocated:
+            run.generator.wake([WEIGHTS])
         run.synchronizer.sync(run.weight_version)
+        if run.plan.colocated:
+            run.generator.wake([KV_CACHE])
+
+
+def give_devices_to_trainer(run: Run) -> None:
+    """Puts a colocated generator to sleep until the next refit, so that the trainer has its memory."""
+    if run.plan.colocated:
+        with run.timer.phase("weight_sync"):
+            run.generator.sleep()
 
 
 def sample_batch(run: Run, step: int) -> Rollouts | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from nemo_rl_moe.loops import validation
 from nemo_rl_moe.loops.components import Run
 from nemo_rl_moe.loops.report import end_early, finish_step
-from nemo_rl_moe.loops.step import refit, sample_batch, train_on
+from nemo_rl_moe.loops.step import give_devices_to_trainer, refit, sample_batch, train_on
 
 
 def train(run: Run) -> None:
@@ -19,6 +19,7 @@ def train(run: Run) -> None:
         if rollouts is None:
             end_early(run, step - 1)
             break
+        give_devices_to_trainer(run)
         metrics = train_on(run, rollouts)
         refit(run)
         metrics |= validation.validate_if_due(run, step)

@@ -134,8 +134,14 @@ class PolicyWorker:
         """Optimizer steps; metrics as `train_steps` gives them."""
         from nemo_rl_moe.policy.megatron.train_step import train_steps
 
-        temperature = self._recipe.policy.generation.temperature
-        return train_steps(self._trainer, steps, self._recipe.loss_fn, temperature, self._shape.vocab_size)
+        generation = self._recipe.policy.generation
+        metrics = train_steps(
+            self._trainer, steps, self._recipe.loss_fn, generation.temperature, self._shape.vocab_size
+        )
+        if generation.colocated.enabled and self._device.type == "cuda":
+            # The engine on this device wakes next, and torch would keep what the activations took.
+            torch.cuda.empty_cache()
+        return metrics
 
     def weight_specs(self) -> list[tuple[str, str, tuple[int, ...]]]:
         """Hugging Face name, dtype and full shape of every tensor. May be called on one rank."""

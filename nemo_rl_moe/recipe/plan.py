@@ -89,6 +89,11 @@ class Plan:
         return [engine.devices[0] for engine in self.engines]
 
     @property
+    def shares_memory(self) -> bool:
+        """Whether trainer and generator take turns on the memory of their devices (host memory has room for both)."""
+        return self.colocated and self.device == "cuda"
+
+    @property
     def total_devices(self) -> int:
         """Devices of the run: what end-to-end rates are divided by."""
         return self.num_nodes * self.devices_per_node

@@ -58,7 +58,7 @@ _TIMING = (
     ("data", "Drawing prompts, joining prompts and responses, decoding responses."),
     ("policy_and_reference_logprobs", "Log-probabilities of the policy before the update, and of the reference."),
     ("policy_training", "Forward, backward and optimizer steps."),
-    ("weight_sync", "Bringing the generator to the new weights."),
+    ("weight_sync", "Bringing the generator to the new weights; when colocated, its sleep and waking too."),
     ("validation", "Validation, its generation and scoring included. Only in steps that validate."),
     ("checkpointing", "Saving a checkpoint. Only in steps that save."),
     ("other", "total_step_time less every phase of the driver: logging, advantages, and what nobody timed."),

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import yaml
 
+from nemo_rl_moe.generation.generator import Generator
+from nemo_rl_moe.policy.policy import Policy
 from nemo_rl_moe.tracking.definitions import assert_known
 from tests.functional.cli import MODEL, TINY, Outcome, metrics, nemo_rl_moe, run_recipe
 
@@ -134,10 +137,42 @@ def test_the_run_directory_is_complete(first: tuple[Path, Outcome]) -> None:
     assert list((folder / "tensorboard").glob("events*"))
 
 
-def test_a_second_run_of_the_same_seed_gives_the_same_rewards_and_losses(
-    first: tuple[Path, Outcome], tmp_path: Path
-) -> None:
-    outcome = run_recipe(TINY, tmp_path / "run", *SHORT, cwd=tmp_path)
+@pytest.fixture(scope="module")
+def second(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
+    """The same again in this process, with the order of what was asked of trainer and generator."""
+    folder, asked = tmp_path_factory.mktemp("second"), []
+
+    def noted(kind: type, method: str) -> Callable[..., object]:
+        real = getattr(kind, method)
+
+        def note(self: object, *args: object, **kwargs: object) -> object:
+            asked.append(" ".join([method, *args[0]]) if method == "wake" else method)
+            return real(self, *args, **kwargs)
+
+        return note
+
+    with pytest.MonkeyPatch.context() as patched:
+        for kind, method in (
+            *((Generator, name) for name in ("generate", "sleep", "wake", "update_weights")),
+            *((Policy, name) for name in ("logprobs", "train", "export_weights")),
+        ):
+            patched.setattr(kind, method, noted(kind, method))
+        outcome = run_recipe(TINY, folder / "run", *SHORT, cwd=folder)
     assert outcome.code == 0, outcome.text
+    return folder / "run", asked
+
+
+def test_a_second_run_of_the_same_seed_gives_the_same_rewards_and_losses(
+    first: tuple[Path, Outcome], second: tuple[Path, list[str]]
+) -> None:
     for name in ("train/reward", "train/loss", "train/grad_norm"):
-        assert [row[name] for row in metrics(tmp_path / "run")] == [row[name] for row in metrics(first[0])]
+        assert [row[name] for row in metrics(second[0])] == [row[name] for row in metrics(first[0])]
+
+
+def test_the_generator_sleeps_whenever_the_trainer_works_and_is_woken_in_two_parts_around_the_update(
+    second: tuple[Path, list[str]],
+) -> None:
+    refit = ["wake weights", "export_weights", "update_weights", "wake kv_cache"]
+    step = ["generate", "sleep", "logprobs", "logprobs", "train", *refit]
+    validation = ["generate", "generate"]
+    assert second[1] == [*refit, *step, *step, *validation, *step]

@@ -57,6 +57,12 @@ def _set_prefix_cache_reset(name: str, enabled: bool) -> None:
         worker.reset_prefix_cache = lambda: None
 
 
+def _set_real_sleep(enabled: bool) -> None:
+    from nemo_rl_moe.generation import vllm_compat, vllm_worker
+
+    vllm_worker.gives_memory_back = (lambda recipe: True) if enabled else vllm_compat.gives_memory_back
+
+
 def _set_cache_salt(name: str, enabled: bool) -> None:
     worker = _workers[name]
     if enabled:
@@ -88,6 +94,10 @@ class EngineProcess:
     def set_prefix_cache_reset(self, name: str, enabled: bool) -> None:
         """Switches the reset of a worker's prefix cache after its updates."""
         self._pool.submit(_set_prefix_cache_reset, name, enabled).result(timeout=_CALL_TIMEOUT_S)
+
+    def set_real_sleep(self, enabled: bool) -> None:
+        """Switches vLLM's own sleep and wake-up on a CPU, where its worker frees nothing, in all engines."""
+        self._pool.submit(_set_real_sleep, enabled).result(timeout=_CALL_TIMEOUT_S)
 
     def set_cache_salt(self, name: str, enabled: bool) -> None:
         """Switches the salt by which cached prefixes of different versions are told apart."""

@@ -15,7 +15,7 @@ import pytest
 from nemo_rl_moe.cluster.ray_cluster import reserve_devices
 from nemo_rl_moe.cluster.worker_group import WorkerGroup, WorkerSpec
 from nemo_rl_moe.errors import UserError
-from nemo_rl_moe.loops.build import side_by_side
+from nemo_rl_moe.loops.build import set_up, side_by_side
 from nemo_rl_moe.recipe.schema import ClusterConfig
 from tests.shared_ray import ensure_ray
 
@@ -36,6 +36,20 @@ def two_groups(log_dir: Path) -> Iterator[list[WorkerGroup]]:
         finally:
             for group in groups:
                 group.kill()
+
+
+class FakeSide:
+    """Notes what it is asked to do, for the order on a device that this machine does not have."""
+
+    def __init__(self, name: str, asked: list[str]) -> None:
+        self.setup = lambda: asked.append(f"{name} set-up")
+        self.sleep = lambda: asked.append(f"{name} sleep")
+
+
+def test_where_memory_is_shared_the_generator_starts_alone_and_sleeps_before_the_trainer_starts() -> None:
+    asked: list[str] = []
+    set_up(FakeSide("policy", asked), FakeSide("generator", asked), [], in_turn=True)  # type: ignore[arg-type]
+    assert asked == ["generator set-up", "generator sleep", "policy set-up"]
 
 
 @pytest.mark.parametrize("failing", [0, 1])
