@@ -1,7 +1,11 @@
 # make run     set up, make the tiny model that RECIPE trains, run RECIPE (the main job)
 # make model   make the tiny models of the CPU recipes
 # make test    set up, run unit and functional tests
-PYTHON ?= python3
+# make test-gpu  run the tests that need a GPU on a machine that has one; elsewhere list them with what each needs
+# The default stack is that of 3.11; another version only where it is asked for, or 3.11 is missing.
+ifndef PYTHON
+PYTHON := $(shell python3.11 -c '' >/dev/null 2>&1 && echo python3.11 || echo python3)
+endif
 # One environment for each Python version, so that PYTHON=python3.12 leaves the default one alone.
 PYTHON_VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 VENV ?= $(if $(filter 3.11,$(PYTHON_VERSION)),.venv,.venv-$(PYTHON_VERSION))
@@ -36,8 +40,14 @@ test-functional: setup
 	@$(BIN)/python tools/make_tiny_moe.py
 	$(BIN)/python -m pytest tests/functional $(ARGS)
 
-test-gpu: setup
-	$(BIN)/python -m pytest -m gpu -rs tests $(ARGS)
+# Where there is a GPU, PYTHON or python3 is the GPU stack's (docker/install_gpu_stack.sh): setup would install the CPU's.
+test-gpu:
+	@for python in $(PYTHON) python3; do \
+	  if $$python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null; then \
+	    exec $$python -m pytest -m gpu -rs tests $(ARGS); \
+	  fi; \
+	done; \
+	$(MAKE) --no-print-directory setup && $(BIN)/python -m pytest -m gpu -rs tests $(ARGS)
 
 lint: setup
 	$(BIN)/ruff check .

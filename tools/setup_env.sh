@@ -10,8 +10,11 @@ export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1 PIP_NO_WARN_SCRIPT_LOCATIO
 version=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 case "$version" in
   3.11) megatron=0.16.1 ;;  # the newest with a wheel for 3.11
-  3.12 | 3.13) megatron=0.19.2 ;;
-  *) echo "setup: Python $version is not supported; use 3.11 (default) or 3.12: make run PYTHON=python3.12" >&2; exit 2 ;;
+  3.12) megatron=0.19.2 ;;
+  *)
+    echo "setup: $python is Python $version; the pinned libraries run on 3.11 (default) and 3.12: make run PYTHON=python3.12" >&2
+    exit 2
+    ;;
 esac
 
 hash=$(cat requirements/*.txt pyproject.toml tools/setup_env.sh | sha256sum | cut -c1-16)
