@@ -21,6 +21,7 @@ from typing import Any, Literal
 from rich.console import Console
 from rich.text import Text
 
+from nemo_rl_moe.policy.megatron.dispatcher import hybrid_ep_folder
 from nemo_rl_moe.tracking.manifest import cpu_model, gpus, installed_version, memory_bytes, usable_cores
 
 EXIT_OK, EXIT_INCOMPLETE = 0, 1
@@ -171,7 +172,7 @@ def _with_build(check: Check) -> Check:
     """A CUDA stack needs builds that a version number does not tell apart: torch with CUDA, DeepEP with HybridEP."""
     if check.name == "torch" and check.status == "ok" and torch_cuda() is None:
         return Check(check.group, "torch", "wrong", f"{check.found} without CUDA", check.wanted, _INSTALL["cuda"])
-    if check.name == "deep_ep" and _has_hybrid_ep():
+    if check.name == "deep_ep" and hybrid_ep_folder() is not None:
         # Built in its source tree and found on PYTHONPATH, it has no package metadata.
         found = check.found if check.status == "ok" else "source tree"
         return Check(check.group, "deep_ep", "ok", found, check.wanted, needed=False)
@@ -189,12 +190,6 @@ def torch_cuda() -> str | None:
     text = Path(spec.origin).with_name("version.py").read_text(encoding="utf-8")
     match = re.search(r"^cuda\b[^=\n]*=\s*['\"]([\d.]+)['\"]", text, re.MULTILINE)
     return match[1] if match else None
-
-
-def _has_hybrid_ep() -> bool:
-    # Both branches of DeepEP are called deep_ep; only hybrid-ep ships this file.
-    spec = importlib.util.find_spec("deep_ep")
-    return spec is not None and spec.origin is not None and Path(spec.origin).with_name("hybrid_ep_buffer.py").is_file()
 
 
 def machine(found_gpus: Sequence[dict[str, str]]) -> list[Check]:

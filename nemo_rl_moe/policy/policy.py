@@ -82,13 +82,13 @@ class Policy:
         """
         size = self._recipe.policy.train_global_batch_size
         per_worker: list[list[StepShard]] = [[] for _ in self._places]
-        microbatches = slots = computed = 0
+        microbatches = computed = 0
         starts = range(0, len(batch), size)
         for start in starts:
             step = batch.select(range(start, min(start + size, len(batch))))
             plan, counts = self._plan(step, training=True), count_loss_tokens(step)
             microbatches += plan.num_microbatches
-            slots, computed = slots + plan.num_slots, computed + plan.num_tokens
+            computed += plan.num_tokens
             for own, shard in zip(per_worker, self._by_worker(plan, step), strict=True):
                 own.append(StepShard(shard, counts))
         results = self._workers.call(
@@ -97,9 +97,11 @@ class Policy:
             timeout_s=self._timeouts.train_s,
             per_worker=[(steps,) for steps in per_worker],
         )
-        metrics = next(r for place, r in zip(self._places, results, strict=True) if place.reports)
+        reports = [r for place, r in zip(self._places, results, strict=True) if place.reports]
+        # Counted where they are computed: with prepadding the ranks make rows longer than planned.
+        slots = sum(report.pop("num_slots") for report in reports)
         return {
-            **metrics,
+            **reports[0],
             "policy/num_microbatches": float(microbatches),
             "policy/num_optimizer_steps": float(len(starts)),
             "policy/padding_fraction": 1.0 - computed / slots,
@@ -162,6 +164,9 @@ def row_multiple(cfg: MegatronConfig, own: int) -> int:
 
 
 def needs_same_shape(cfg: MegatronConfig) -> bool:
-    """Pipeline stages exchange tensors of one size; only the alltoall dispatcher takes unequal token counts."""
-    uneven_experts = cfg.expert_model_parallel_size > 1 and cfg.moe_token_dispatcher_type != "alltoall"
-    return cfg.pipeline_model_parallel_size > 1 or uneven_experts
+    """Pipeline stages exchange tensors of one size; only the alltoall dispatcher takes unequal token counts.
+
+    With prepadding the ranks agree on lengths micro-batch by micro-batch, which pads less than one shape for all.
+    """
+    equal_counts = cfg.moe_token_dispatcher_type != "alltoall" and not cfg.moe_hybridep_prepad_packed_inputs
+    return cfg.pipeline_model_parallel_size > 1 or (cfg.expert_model_parallel_size > 1 and equal_counts)

@@ -66,7 +66,7 @@ class PolicyWorker:
 
     def setup(self, host: str, port: int) -> RankPlace:
         """Joins the other ranks, builds the model, loads its weights, and keeps them as the reference."""
-        from nemo_rl_moe.policy.megatron import model, parallel, weights
+        from nemo_rl_moe.policy.megatron import dispatcher, model, parallel, weights
         from nemo_rl_moe.policy.megatron.optimizer import build_trainer
         from nemo_rl_moe.policy.megatron.reference import ReferenceWeights
 
@@ -75,6 +75,7 @@ class PolicyWorker:
             raise UserError(
                 "policy.megatron_cfg.context_parallel_size: the trainer does not split sequences; expected 1"
             )
+        dispatcher.prepare(self._recipe, self._rank)
         if self._store is None:
             self._store = self._open(host, port, is_master=False)
         limits = self._recipe.cluster.timeouts
@@ -131,17 +132,17 @@ class PolicyWorker:
         return out.cpu().numpy()
 
     def train(self, steps: Sequence[StepShard]) -> dict[str, float]:
-        """Optimizer steps; metrics as `train_steps` gives them."""
+        """Optimizer steps; metrics as `train_steps` gives them, and `num_slots`, this rank's tokens with its pads."""
         from nemo_rl_moe.policy.megatron.train_step import train_steps
 
-        generation = self._recipe.policy.generation
+        generation, before = self._recipe.policy.generation, self._trainer.slots
         metrics = train_steps(
             self._trainer, steps, self._recipe.loss_fn, generation.temperature, self._shape.vocab_size
         )
         if generation.colocated.enabled and self._device.type == "cuda":
             # The engine on this device wakes next, and torch would keep what the activations took.
             torch.cuda.empty_cache()
-        return metrics
+        return {**metrics, "num_slots": float(self._trainer.slots - before)}
 
     def weight_specs(self) -> list[tuple[str, str, tuple[int, ...]]]:
         """Hugging Face name, dtype and full shape of every tensor. May be called on one rank."""

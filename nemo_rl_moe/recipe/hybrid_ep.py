@@ -7,9 +7,11 @@ the expert-parallel size and the GPU (limits: DeepEP, branch hybrid-ep).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from nemo_rl_moe.recipe.schema import Recipe
+from nemo_rl_moe.recipe.schema.policy import MegatronConfig
 
 RANKS_ENV = "NUM_OF_HYBRID_EP_RANKS_PER_NVLINK_DOMAIN"
 MNNVL_ENV = "USE_MNNVL"
@@ -20,6 +22,7 @@ TOPOLOGY_ENV = (RANKS_ENV, MNNVL_ENV, DOMAIN_ENV, CHUNK_ENV)
 MAX_DOMAINS = 33
 MAX_TOKENS_BETWEEN_DOMAINS = 21844
 DEFAULT_CHUNK = 128
+PREPAD_TOKENS = 128
 
 
 @dataclass(frozen=True)
@@ -52,8 +55,18 @@ def domain_of(recipe: Recipe) -> NvlinkDomain | None:
 
 def uses_hybrid_ep(recipe: Recipe) -> bool:
     """Whether tokens reach their experts through HybridEP."""
-    megatron = recipe.policy.megatron_cfg
+    return backend_is_hybrid_ep(recipe.policy.megatron_cfg)
+
+
+def backend_is_hybrid_ep(megatron: MegatronConfig) -> bool:
+    """The same, from the trainer's settings alone."""
     return megatron.moe_token_dispatcher_type == "flex" and megatron.moe_flex_dispatcher_backend == "hybridep"
+
+
+def prepad_multiple(megatron: MegatronConfig) -> int:
+    """Prepadded rows are multiples of this, so that each rank's share under CP and SP is one of PREPAD_TOKENS."""
+    cp, tp = megatron.context_parallel_size, megatron.tensor_model_parallel_size
+    return PREPAD_TOKENS * (2 * cp if cp > 1 else 1) * (tp if megatron.sequence_parallel else 1)
 
 
 def needs_prepadding(recipe: Recipe) -> bool:
@@ -87,6 +100,58 @@ def expected_environment(recipe: Recipe) -> dict[str, str]:
         DOMAIN_ENV: str(domain.gpus),
         CHUNK_ENV: str(DEFAULT_CHUNK),
     }
+
+
+@dataclass(frozen=True)
+class TopologyValue:
+    """One variable as the policy workers see it, and where the value comes from."""
+
+    name: str
+    value: str
+    source: str
+
+
+def topology(recipe: Recipe, environment: Mapping[str, str]) -> tuple[TopologyValue, ...]:
+    """The variables that HybridEP reads, each from the first that has it; none without HybridEP.
+
+    The recipe's typed keys come first, then its env_vars, the process's own environment, what the GPU type implies, and
+    for the chunk DeepEP's default.
+
+    Args:
+        environment: of the policy worker's process.
+    """
+    if not uses_hybrid_ep(recipe):
+        return ()
+    megatron = recipe.policy.megatron_cfg
+    ranks, mnnvl = megatron.hybridep_num_ranks_per_nvlink_domain, megatron.hybridep_use_mnnvl
+    typed = {
+        RANKS_ENV: None if ranks is None else str(ranks),
+        MNNVL_ENV: None if mnnvl is None else str(int(mnnvl)),
+    }
+    places: tuple[tuple[str, Mapping[str, str | None]], ...] = (
+        ("megatron_cfg", typed),
+        ("env_vars", dict(megatron.env_vars or {})),
+        ("environment", dict(environment)),
+        (f"gpu_type {recipe.cluster.gpu_type}", dict(expected_environment(recipe))),
+        ("default", {CHUNK_ENV: str(DEFAULT_CHUNK)}),
+    )
+    found = []
+    for name in TOPOLOGY_ENV:
+        for source, values in places:
+            value = values.get(name)
+            if value is not None:
+                found.append(TopologyValue(name, value, source))
+                break
+    return tuple(found)
+
+
+def topology_line(recipe: Recipe, values: tuple[TopologyValue, ...]) -> str:
+    """One line for the log."""
+    megatron = recipe.policy.megatron_cfg
+    sms = "the library's default" if megatron.moe_hybridep_num_sms is None else str(megatron.moe_hybridep_num_sms)
+    settings = ", ".join(f"{v.name}={v.value} ({v.source})" for v in values)
+    prepadded = "on" if megatron.moe_hybridep_prepad_packed_inputs else "off"
+    return f"HybridEP topology: EP {megatron.expert_model_parallel_size}, SMs {sms}, prepadding {prepadded}, {settings}"
 
 
 def tokens_per_rank(recipe: Recipe) -> int:

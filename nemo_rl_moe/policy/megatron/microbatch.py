@@ -5,7 +5,7 @@ What is padding is known from lengths alone: a pad slot holds token 0, and nothi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 
@@ -33,6 +33,7 @@ class Rows:
             predicts the first token of each response.
         targets: int64 [n], ids of the wanted tokens.
         token_index: int64 [n], their positions in the shard's per-token arrays.
+        pads: bool [B, S], True where a slot holds no token; None when nobody asked for it.
     """
 
     tokens: Tensor
@@ -43,10 +44,15 @@ class Rows:
     sources: Tensor
     targets: Tensor
     token_index: Tensor
+    pads: Tensor | None = None
 
 
 def build_rows(
-    batch: SequenceBatch, microbatch: Microbatch, wanted: NDArray[np.bool_], device: torch.device | str
+    batch: SequenceBatch,
+    microbatch: Microbatch,
+    wanted: NDArray[np.bool_],
+    device: torch.device | str,
+    mark_pads: bool = False,
 ) -> Rows:
     """Lays the micro-batch's sequences into rows.
 
@@ -55,11 +61,14 @@ def build_rows(
         microbatch: which of them, and the shape of the rows.
         wanted: bool [T], tokens whose log-probability is wanted; the first token of a sequence never has one, and of a
             shared prompt only its first sequence's copy is there.
+        mark_pads: also say which slots are pads.
     """
     place = _shared_places(batch, microbatch) if microbatch.families else _places(batch, microbatch)
     total = microbatch.rows * microbatch.row_length
     tokens, positions = np.zeros(total, dtype=np.int64), np.zeros(total, dtype=np.int64)
     tokens[place.slots], positions[place.slots] = batch.tokens[place.index], place.within
+    pads = np.ones(total, dtype=np.bool_)
+    pads[place.slots] = False
     picked = np.flatnonzero((place.within > 0) & wanted[place.index])
 
     def on_device(values: NDArray) -> Tensor:
@@ -75,6 +84,7 @@ def build_rows(
         sources=on_device(place.before[picked]),
         targets=on_device(batch.tokens[place.index[picked]].astype(np.int64)),
         token_index=on_device(place.index[picked]),
+        pads=on_device(pads.reshape(shape)) if mark_pads else None,
     )
 
 
@@ -134,8 +144,8 @@ def _shared_places(batch: SequenceBatch, microbatch: Microbatch) -> _Places:
 
 
 def iterate_rows(
-    shard: RankShard, wanted: NDArray[np.bool_], device: torch.device | str, order: Sequence[Microbatch] | None = None
+    shard: RankShard, wanted: NDArray[np.bool_], device: torch.device | str, mark_pads: bool = False
 ) -> Iterator[Rows]:
     """The shard's micro-batches, one after the other, built only when asked for."""
-    for microbatch in order or shard.microbatches:
-        yield build_rows(shard.batch, microbatch, wanted, device)
+    for microbatch in shard.microbatches:
+        yield build_rows(shard.batch, microbatch, wanted, device, mark_pads)

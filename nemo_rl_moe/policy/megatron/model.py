@@ -9,6 +9,7 @@ import torch
 from nemo_rl_moe.errors import UserError
 from nemo_rl_moe.policy.megatron.model_shape import ModelShape, read_hf_config
 from nemo_rl_moe.policy.megatron.parallel import ParallelLayout
+from nemo_rl_moe.policy.megatron.versions import dispatcher_settings, installed_version
 from nemo_rl_moe.recipe.schema.policy import MegatronConfig, PolicyConfig
 
 __all__ = ["ModelShape", "build_model", "padded_vocab_size", "read_hf_config", "transformer_config"]
@@ -126,7 +127,7 @@ def _parallel_settings(cfg: MegatronConfig) -> dict[str, Any]:
 def _moe_settings(shape: ModelShape, cfg: MegatronConfig) -> dict[str, Any]:
     if not shape.num_experts:
         return {}
-    settings = {
+    return {
         "num_moe_experts": shape.num_experts,
         "moe_ffn_hidden_size": shape.moe_ffn_size,
         "moe_layer_freq": [int(is_moe) for is_moe in shape.moe_layers],
@@ -136,13 +137,10 @@ def _moe_settings(shape: ModelShape, cfg: MegatronConfig) -> dict[str, Any]:
         "moe_router_dtype": cfg.moe_router_dtype,
         "moe_router_load_balancing_type": cfg.moe_router_load_balancing_type,
         "moe_aux_loss_coeff": cfg.moe_aux_loss_coeff,
-        "moe_token_dispatcher_type": cfg.moe_token_dispatcher_type,
         "moe_permute_fusion": cfg.moe_permute_fusion,
         "moe_grouped_gemm": cfg.moe_grouped_gemm,
+        **dispatcher_settings(cfg, installed_version()),
     }
-    if cfg.moe_token_dispatcher_type == "flex":
-        settings["moe_flex_dispatcher_backend"] = "hybridep"
-    return settings
 
 
 def _block_spec(config: Any, use_transformer_engine: bool) -> Any:

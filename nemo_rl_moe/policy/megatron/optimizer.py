@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from nemo_rl_moe.errors import UserError
 from nemo_rl_moe.policy.megatron.head import HeadRows
+from nemo_rl_moe.policy.megatron.prepadding import EqualRows, keep_pads_from_experts
 from nemo_rl_moe.recipe.schema.policy import PolicyConfig
 
 
@@ -24,14 +25,18 @@ class Trainer:
         optimizer: Megatron's (chained) optimizer.
         scheduler: Megatron's OptimizerParamScheduler; one unit is one optimizer step.
         head: the model's output layer, told which rows to compute.
+        equal_rows: makes or checks equal row lengths over an expert group.
         max_grad_norm: gradients of a larger norm are scaled down to it; 0 never scales.
+        slots: tokens that went through the model so far, pads included.
     """
 
     model: list[Any]
     optimizer: Any
     scheduler: Any
     head: HeadRows
+    equal_rows: EqualRows
     max_grad_norm: float
+    slots: int = 0
 
     @property
     def device(self) -> torch.device:
@@ -77,7 +82,12 @@ def build_trainer(model: Sequence[Any], policy: PolicyConfig) -> Trainer:
     if ddp_config.overlap_param_gather:
         transformer_config.param_sync_func = wrapped[0].start_param_sync
     optimizer = get_megatron_optimizer(_optimizer_config(policy), wrapped, use_gloo_process_groups=False)
-    return Trainer(wrapped, optimizer, _scheduler(optimizer, policy), HeadRows(wrapped), policy.max_grad_norm)
+    equal_rows = EqualRows(cfg)
+    if equal_rows.pads:
+        keep_pads_from_experts(wrapped)
+    return Trainer(
+        wrapped, optimizer, _scheduler(optimizer, policy), HeadRows(wrapped), equal_rows, policy.max_grad_norm
+    )
 
 
 def _optimizer_config(policy: PolicyConfig) -> Any:

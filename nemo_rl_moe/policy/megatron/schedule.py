@@ -44,10 +44,12 @@ def run_schedule(
         output = chunk(**model_inputs(rows))
         return output, lambda logits: consume(logits, sources, rows)
 
+    shard = trainer.equal_rows.apply(shard, trainer.device)
+    trainer.slots += sum(m.rows * m.row_length for m in shard.microbatches)
     first = shard.microbatches[0]
     return get_forward_backward_func()(
         forward_step_func=forward_step,
-        data_iterator=iterate_rows(shard, wanted, trainer.device),
+        data_iterator=iterate_rows(shard, wanted, trainer.device, mark_pads=trainer.equal_rows.pads),
         model=trainer.model,
         num_microbatches=len(shard.microbatches),
         seq_length=first.row_length,
@@ -64,20 +66,23 @@ def model_inputs(rows: Rows) -> dict[str, Any]:
     right, where a causal mask already hides them.
     """
     inputs: dict[str, Any] = {"input_ids": rows.tokens, "position_ids": rows.position_ids, "attention_mask": None}
+    if rows.pads is not None:
+        inputs["padding_mask"] = rows.pads
     if rows.packed:
         inputs["packed_seq_params"] = _packed_sequence_parameters(rows)
     return inputs
 
 
 def sequence_ends(rows: Rows) -> list[int]:
-    """Where each packed sequence starts, and the end of the row; pads at the end count as one more sequence.
+    """Where each packed sequence starts, and the end of the row: pads lengthen the last sequence, behind its tokens.
 
-    A family with a shared prompt counts as one sequence.
+    A family with a shared prompt counts as one sequence, its pads as one more.
     """
-    lengths = [prompt + sum(responses) for prompt, responses in rows.families] or rows.lengths
-    ends = np.cumsum([0, *lengths]).tolist()
     slots = rows.tokens.shape[1]
-    return ends if ends[-1] == slots else [*ends, slots]
+    if rows.families:
+        families = with_pads(rows.families, slots)
+        return np.cumsum([0, *(prompt + sum(responses) for prompt, responses in families)]).tolist()
+    return [*np.cumsum([0, *rows.lengths[:-1]]).tolist(), slots]
 
 
 def _packed_sequence_parameters(rows: Rows) -> Any:

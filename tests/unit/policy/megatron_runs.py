@@ -28,6 +28,18 @@ def build(join: Join, folder: Path, **megatron: Any) -> tuple[list[Any], Paralle
     return chunks, layout
 
 
+def build_config(_: Join, folder: Path, megatron: dict[str, Any]) -> dict[str, Any]:
+    """The checkpoint's TransformerConfig under the settings as a dict of its fields, and `version` of Megatron."""
+    from nemo_rl_moe.policy.megatron.versions import installed_version
+
+    policy = PolicyConfig.model_validate(recipe_policy(folder, **megatron))
+    shape, device = model.read_hf_config(folder), torch.device("cpu")
+    config = model.transformer_config(shape, policy, ParallelLayout(), device)
+    plain = (bool, int, float, str, list, type(None))
+    values = {name: value for name, value in vars(config).items() if isinstance(value, plain)}
+    return {**values, "version": installed_version()}
+
+
 def tokens_of(rows: int, length: int, vocab: int = 256) -> Tensor:
     """int64 [rows, length], always the same."""
     return torch.randint(0, vocab, (rows, length), generator=torch.Generator().manual_seed(1))

@@ -22,6 +22,32 @@ class ProbeWorker(PolicyWorker):
         """Writes the value into the first element of the first parameter."""
         next(self._trainer.model[0].parameters()).data.view(-1)[0] = value
 
+    def watch_routing(self) -> None:
+        """From now on every MoE layer's padding mask and routes are recorded."""
+        from megatron.core.transformer.moe.router import TopKRouter
+
+        self._routing: list[dict] = []
+
+        def record(_, args, output) -> None:
+            mask = args[1]
+            routes = output[1]
+            self._routing.append(
+                {
+                    "slots": len(routes),
+                    "pads": None if mask is None else mask.flatten().numpy().copy(),
+                    "routes": routes.sum(1).numpy(),
+                }
+            )
+
+        for module in self._trainer.model[0].modules():
+            if isinstance(module, TopKRouter):
+                module.register_forward_hook(record)
+
+    def routing(self) -> list[dict]:
+        """What was recorded since the last call: `slots`, `pads` bool [slots] or None, `routes` int [slots]."""
+        found, self._routing = self._routing, []
+        return found
+
     def random_state(self) -> bytes:
         """State of torch's generator."""
         return torch.get_rng_state().numpy().tobytes()

@@ -102,11 +102,11 @@ def test_a_sequence_longer_than_the_budget_is_refused_with_both_numbers():
         plan_microbatches(np.array([3, 101]), dp=1, packed=True, max_tokens=100, divisible_by=8)
 
 
-def test_3_and_2_packed_tokens_and_a_pad_are_bounded_at_0_3_5_6_with_positions_from_0_in_each():
+def test_3_and_2_packed_tokens_and_a_pad_that_lengthens_the_last_are_bounded_at_0_3_6_with_positions_from_0_in_each():
     batch = SequenceBatch(np.array([3, 2]), np.arange(5, dtype=np.int32), np.ones(5, dtype=bool))
     plan = plan_microbatches(batch.lengths, dp=1, packed=True, max_tokens=8, divisible_by=6)
     rows = build_rows(batch, plan.ranks[0][0], np.ones(5, dtype=bool), "cpu")
-    assert sequence_ends(rows) == [0, 3, 5, 6]
+    assert sequence_ends(rows) == [0, 3, 6]
     assert rows.position_ids.tolist() == [[0, 1, 2, 0, 1, 0]]
     assert rows.sources.tolist() == [0, 1, 3]
     assert rows.targets.tolist() == rows.token_index.tolist() == [1, 2, 4]

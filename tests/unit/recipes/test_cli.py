@@ -87,9 +87,9 @@ def test_dry_run_prints_the_plan_and_starts_nothing(tmp_path):
 
 
 def test_run_refuses_what_this_version_would_ignore():
-    done = cli("run", PERFORMANCE / "grpo-qwen3-30ba3b-4n8g.yaml")
+    done = cli("run", PERFORMANCE / "grpo-qwen3-30ba3b-4n8g.yaml", "policy.megatron_cfg.cuda_graph_impl=local")
     assert done.returncode == 2
-    assert "moe_flex_dispatcher_backend: hybridep with cluster.device cuda, expected null" in done.stderr
+    assert "cuda_graph_impl: local with cluster.device cuda, expected none" in done.stderr
 
 
 def test_plan_json_of_a_cluster_recipe_holds_16_ranks():
