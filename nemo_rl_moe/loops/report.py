@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 
 from nemo_rl_moe.batch import SequenceBatch
-from nemo_rl_moe.bench.flops.count import shape_of, training_flops
+from nemo_rl_moe.bench.flops.count import training_flops
 from nemo_rl_moe.grpo.sampling import zero_std_fraction
 from nemo_rl_moe.loops import checkpointing, validation
 from nemo_rl_moe.loops.components import Run
@@ -30,8 +30,7 @@ def finish_step(run: Run, step: int, rollouts: Rollouts, metrics: dict[str, floa
 
 def _row(run: Run, rollouts: Rollouts, metrics: dict[str, float], timing: dict[str, float]) -> dict[str, float]:
     """All metrics of a step whose time went where `timing` says."""
-    lengths, policy = rollouts.batch.lengths, run.recipe.policy
-    shape = shape_of(policy.model_name, policy.hf_config_overrides)
+    lengths, shape = rollouts.batch.lengths, run.shape
     rates = throughput(
         int(lengths.sum()),
         timing,

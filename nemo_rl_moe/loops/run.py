@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import NoReturn
 
+from nemo_rl_moe.bench.flops.count import shape_of
 from nemo_rl_moe.cluster.ray_cluster import check_resources, ray_session, reserve_devices
 from nemo_rl_moe.data.datasets import load_prompts
 from nemo_rl_moe.data.loader import PromptLoader
@@ -18,6 +19,7 @@ from nemo_rl_moe.loops import async_one_off, checkpointing, sync
 from nemo_rl_moe.loops.build import start_workers
 from nemo_rl_moe.loops.components import Data, Run
 from nemo_rl_moe.loops.health import HealthGate
+from nemo_rl_moe.policy.megatron.hf_files import model_folder
 from nemo_rl_moe.policy.megatron.stored_tensors import check_model_folder
 from nemo_rl_moe.recipe.load import LoadedRecipe
 from nemo_rl_moe.recipe.plan import plan
@@ -120,6 +122,8 @@ def _run(
             timer=PhaseTimer(on_phase=tracker.phase),
             run_dir=directory.path,
             health=HealthGate(recipe.grpo.token_mult_prob_error_warning),
+            # The folder, which a hub id has in the local cache by now.
+            shape=shape_of(str(model_folder(recipe.policy.model_name)), recipe.policy.hf_config_overrides),
         )
         if resume:
             checkpointing.resume(run)

@@ -71,12 +71,27 @@ EVERY_STEP = (
 )
 
 
+def hub_cache(folder: Path) -> str:
+    """A hub cache that holds the tiny model as `tiny/moe-cpu`."""
+    model = folder / "models--tiny--moe-cpu"
+    for part in ("refs", "snapshots"):
+        (model / part).mkdir(parents=True)
+    commit = "0" * 40
+    (model / "refs/main").write_text(commit)
+    (model / "snapshots" / commit).symlink_to(MODEL)
+    return str(folder)
+
+
 @pytest.fixture(scope="module")
 def first(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Outcome]:
+    """Three steps of the recipe in a process of its own; the model is a hub id, and the hub cannot be reached."""
     folder = tmp_path_factory.mktemp("first")
     wandb = ("logger.wandb_enabled=true", "logger.wandb.mode=offline", "logger.tensorboard_enabled=true")
-    settings = (f"logger.log_dir={folder / 'run'}", f"policy.model_name={MODEL}", *SHORT, *wandb)
-    return folder / "run", nemo_rl_moe("run", TINY, *settings, cwd=folder)
+    settings = (f"logger.log_dir={folder / 'run'}", "policy.model_name=tiny/moe-cpu", *SHORT, *wandb)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("HF_HUB_CACHE", hub_cache(folder / "hub"))
+        patched.setenv("HF_HUB_OFFLINE", "1")
+        return folder / "run", nemo_rl_moe("run", TINY, *settings, cwd=folder)
 
 
 def test_three_steps_end_with_exit_code_0_and_one_line_for_each_step(first: tuple[Path, Outcome]) -> None:
