@@ -9,10 +9,8 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from nemo_rl_moe.doctor import Check, compare_with_driver
+from nemo_rl_moe.limits import DOCTOR_ANSWER_S, DOCTOR_CONNECT_S
 from nemo_rl_moe.tracking.manifest import versions
-
-_ANSWER_S = 60.0
-_CONNECT_S = 5.0
 
 
 def check_workers() -> list[Check]:
@@ -42,7 +40,7 @@ def _silence(address: str) -> str | None:
     if not colon or not port.isdigit() or "/" in host:
         return None
     try:
-        socket.create_connection((host, int(port)), timeout=_CONNECT_S).close()
+        socket.create_connection((host, int(port)), timeout=DOCTOR_CONNECT_S).close()
     except OSError as error:
         return f"RAY_ADDRESS={address}: {error.strerror or error}"
     return None
@@ -52,7 +50,7 @@ def _check_node(node_id: str, name: str) -> list[Check]:
     strategy = NodeAffinitySchedulingStrategy(node_id, soft=False)
     task = ray.remote(num_cpus=0, scheduling_strategy=strategy)(versions)
     try:
-        return compare_with_driver(versions(), name, ray.get(task.remote(), timeout=_ANSWER_S))
+        return compare_with_driver(versions(), name, ray.get(task.remote(), timeout=DOCTOR_ANSWER_S))
     except ray.exceptions.RayError as error:
         found = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         return [Check("workers", name, "wrong", found, "an answer", f"is nemo_rl_moe installed on {name}?")]

@@ -14,10 +14,10 @@ from ray._private.utils import read_ray_address
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 
 from nemo_rl_moe.errors import PhaseTimeout, UserError
+from nemo_rl_moe.limits import RAY_PROBE_S
 from nemo_rl_moe.recipe.schema import ClusterConfig
 
 _CPU_OBJECT_STORE_BYTES = 512 << 20
-_PROBE_S = 2.0
 
 
 @contextlib.contextmanager
@@ -65,7 +65,7 @@ def _started_cluster() -> str | None:
         return None
     host, _, port = address.rpartition(":")
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=_PROBE_S).close()
+        socket.create_connection((host.strip("[]"), int(port)), timeout=RAY_PROBE_S).close()
     except (OSError, ValueError):
         return None
     return address

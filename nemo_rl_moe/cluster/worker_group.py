@@ -18,6 +18,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from nemo_rl_moe.cluster.actor_host import ActorHost, AsyncActorHost
 from nemo_rl_moe.errors import PhaseTimeout, RunFailed, UserError
+from nemo_rl_moe.limits import RESULT_S
 
 _LOG_TAIL_LINES = 15
 # Ray runs at most this many calls of one concurrent actor at once. A weight update behind that many waiting generation
@@ -196,7 +197,7 @@ class WorkerGroup:
         """
         rank = call.rank
         try:
-            return ray.get(call.ref, timeout=60.0)
+            return ray.get(call.ref, timeout=RESULT_S)
         except RayTaskError as error:
             cause = error.cause
             if isinstance(cause, UserError | PhaseTimeout):
@@ -207,7 +208,7 @@ class WorkerGroup:
             message = f"{phase}: {self.name} rank {rank} died: {error}{self._log_tail(rank)}"
             raise WorkerDied(message, rank, call.life) from None
         except GetTimeoutError:
-            raise PhaseTimeout(f"{phase}: result transfer", f"{self.name} rank {rank}", 60.0) from None
+            raise PhaseTimeout(f"{phase}: result transfer", f"{self.name} rank {rank}", RESULT_S) from None
 
     def restart(self, rank: int) -> None:
         """Ends the rank's process if it still runs and starts a new one in its place; calls under way fail."""
@@ -216,9 +217,9 @@ class WorkerGroup:
         self._lives[rank] += 1
         self._actors[rank] = self._start(rank)
 
-    def pids(self, timeout_s: float = 60.0) -> list[int]:
+    def pids(self) -> list[int]:
         """Process ids, by rank."""
-        return ray.get([actor.pid.remote() for actor in self._actors], timeout=timeout_s)
+        return ray.get([actor.pid.remote() for actor in self._actors], timeout=RESULT_S)
 
     def kill(self) -> None:
         """Ends all worker processes at once."""

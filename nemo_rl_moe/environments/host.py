@@ -7,9 +7,10 @@ Who outlives whom: the driver's death closes the control socket, at which the ho
 host's death kills the workers by PR_SET_PDEATHSIG. That signal comes when the *thread* that forked ends, so it is
 used only below this single-threaded process, never in the driver.
 
-Control socket, one JSON object a line. From the driver: first ``{"verifier", "path"}``, answered by ``{"error"}``;
-then ``{"spawn": true}`` with the worker's socket attached, answered by ``{"pid"}``, or ``{"end": pid}``, answered by
-``{"status"}`` (as subprocess's returncode) once that worker is dead and reaped.
+Control socket, one JSON object a line. From the driver, first ``{"verifier", "path"}``, answered by ``{"error"}``; then
+``{"log": path}``, a file for all that is printed, answered by ``{}``; ``{"spawn": true}`` with the worker's socket
+attached, answered by ``{"pid"}``; or ``{"end": pid}``, answered by ``{"status"}`` (as subprocess's returncode) once
+that worker is dead and reaped.
 """
 
 from __future__ import annotations
@@ -70,12 +71,23 @@ def _serve(control: socket.socket, verify: VerifyFunction) -> None:
                 os.close(fds[0])
                 workers.add(pid)
                 _answer(control, {"pid": pid})
+            elif "log" in request:
+                _print_to(request["log"])
+                _answer(control, {})
             else:
                 workers.discard(request["end"])
                 _answer(control, {"status": _kill(request["end"])})
     finally:
         for pid in workers:
             _kill(pid)
+
+
+def _print_to(path: str) -> None:
+    """File descriptors, not sys.stdout: what a verifier starts prints too."""
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    for descriptor in (1, 2):
+        os.dup2(log, descriptor)
+    os.close(log)
 
 
 def _kill(pid: int) -> int:

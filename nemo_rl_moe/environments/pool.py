@@ -8,6 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -68,6 +69,11 @@ class VerifierPool:
             _Scoring(self._envs, requests, result).run()
         return result
 
+    def log_to(self, folder: Path) -> None:
+        """Sends what the verifiers print to `<folder>/env-<name>.log`. To be called before anything is scored."""
+        for env in self._envs.values():
+            env.host.log_to(folder / f"env-{env.name}.log")
+
     def close(self) -> None:
         """Ends all verifier processes; may be called twice."""
         with self._lock:
@@ -90,7 +96,7 @@ class _Environment:
     def __init__(self, name: str, config: EnvConfig) -> None:
         self.name = name
         self.config = config
-        self.host = VerifierHost(name, config.verifier)
+        self.host = VerifierHost(name, config)
         self.workers: list[WorkerProcess] = []
 
     def discard(self, worker: WorkerProcess) -> str:

@@ -6,21 +6,24 @@ import contextlib
 import json
 import os
 import pickle
+import shutil
 import signal
 import socket
 import struct
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from nemo_rl_moe.errors import PhaseTimeout, RunFailed, UserError
+from nemo_rl_moe.limits import VERIFIER_ANSWER_S
+from nemo_rl_moe.recipe.schema import EnvConfig
 
 _HEADER = struct.Struct("<Q")
-_START_LIMIT_S = 120.0
-_ANSWER_LIMIT_S = 30.0
+_LINE_LIMIT = 300
 
 
 class WorkerProcess:
@@ -43,7 +46,7 @@ class WorkerProcess:
     def send(self, indices: Sequence[int], samples: list[tuple[str, dict[str, Any]]]) -> None:
         """Gives an idle worker its next samples. Raises OSError when it is gone."""
         payload = pickle.dumps(samples, protocol=pickle.HIGHEST_PROTOCOL)
-        self.channel.settimeout(_ANSWER_LIMIT_S)
+        self.channel.settimeout(VERIFIER_ANSWER_S)
         self.channel.sendall(_HEADER.pack(len(payload)) + payload)
         self.channel.setblocking(False)
         self.pending = list(indices)
@@ -70,43 +73,58 @@ class VerifierHost:
 
     Args:
         env_name: key under `env`, for messages.
-        verifier: the recipe's `verifier`.
+        config: the environment's settings.
     """
 
-    def __init__(self, env_name: str, verifier: str) -> None:
+    def __init__(self, env_name: str, config: EnvConfig) -> None:
         self.env_name = env_name
-        self.verifier = verifier
+        self.verifier = config.verifier
+        self._start_limit_s = config.start_timeout_s
         self._ready = False
+        # A verifier may print, and the console is the run's. A file without a name until there is a run directory.
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115
         self._control, theirs = socket.socketpair()
-        self._control.settimeout(_START_LIMIT_S)
         root = str(Path(__file__).resolve().parents[2])
         path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
         with theirs:
             self._process = subprocess.Popen(
                 # -P: a module of the user's folder must not shadow one that the host imports.
-                [sys.executable, "-P", "-m", "nemo_rl_moe.environments.host", str(theirs.fileno())],
+                # -u: what a verifier prints is in the log before its process can be killed.
+                [sys.executable, "-u", "-P", "-m", "nemo_rl_moe.environments.host", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
+                stdout=self._output,
+                stderr=subprocess.STDOUT,
                 env=os.environ | {"PYTHONPATH": path},
                 start_new_session=True,
             )
         # The working folder comes last: a user's module lies there, and the console script does not search it.
-        self._hello = {"verifier": verifier, "path": [*sys.path, os.getcwd()]}
+        self._hello = {"verifier": config.verifier, "path": [*sys.path, os.getcwd()]}
 
     def wait_ready(self) -> None:
         """Waits until the verifier is imported. Raises UserError when it cannot be."""
-        error = self._ask(self._hello, "import of the verifier", _START_LIMIT_S)["error"]
+        error = self._ask(self._hello, "import of the verifier", self._start_limit_s)["error"]
         if error is not None:
+            printed = self._last_line_printed()
             self.close()
-            raise UserError(f"env.{self.env_name}.verifier: cannot load {self.verifier!r} ({error})")
+            raise UserError(f"env.{self.env_name}.verifier: cannot load {self.verifier!r} ({error}){printed}")
         self._ready = True
+
+    def log_to(self, path: Path) -> None:
+        """Appends to the file whatever the verifier prints, and has printed so far. No worker may be there yet."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._output.seek(0)
+        with path.open("ab") as log:
+            shutil.copyfileobj(self._output, log)
+        self._output.close()
+        self._ask({"log": str(path.absolute())}, "change of its log file", VERIFIER_ANSWER_S)
 
     def start_worker(self) -> WorkerProcess:
         """A new idle worker."""
         ours, theirs = socket.socketpair()
         try:
             with theirs:
-                pid = self._ask({"spawn": True}, "start of a worker", _ANSWER_LIMIT_S, theirs)["pid"]
+                pid = self._ask({"spawn": True}, "start of a worker", VERIFIER_ANSWER_S, theirs)["pid"]
         except BaseException:
             ours.close()
             raise
@@ -115,7 +133,7 @@ class VerifierHost:
     def end_worker(self, worker: WorkerProcess) -> str:
         """Kills the worker if it still runs. Returns how it ended, in words."""
         worker.channel.close()
-        status = int(self._ask({"end": worker.pid}, "end of a worker", _ANSWER_LIMIT_S)["status"])
+        status = int(self._ask({"end": worker.pid}, "end of a worker", VERIFIER_ANSWER_S)["status"])
         if status < 0:
             with contextlib.suppress(ValueError):
                 return f"killed by {signal.Signals(-status).name}"
@@ -123,15 +141,22 @@ class VerifierHost:
 
     def close(self) -> None:
         """Ends the host and with it all its workers; may be called twice."""
+        self._output.close()
         self._control.close()
         if not self._ready:
             # It has no workers yet, and would notice the closed socket only at the end of its import.
             self._process.kill()
         try:
-            self._process.wait(timeout=_ANSWER_LIMIT_S)
+            self._process.wait(timeout=VERIFIER_ANSWER_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+
+    def _last_line_printed(self) -> str:
+        self._output.seek(0)
+        lines = self._output.read().decode(errors="replace").split("\n")
+        last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+        return f"; the last line it printed: {last[:_LINE_LIMIT]}" if last else ""
 
     def _ask(
         self, message: dict[str, Any], phase: str, limit_s: float, attached: socket.socket | None = None

@@ -10,12 +10,10 @@ from nemo_rl_moe.cluster.worker_group import WorkerFailed
 from nemo_rl_moe.data.prompt import Prompt
 from nemo_rl_moe.generation.dispatcher import Answer, Dispatcher
 from nemo_rl_moe.generation.generator import first_samples
+from nemo_rl_moe.limits import COLLECTOR_END_S, COLLECTOR_POLL_S
 from nemo_rl_moe.loops.components import Run
 from nemo_rl_moe.loops.replay_buffer import PromptGroup, ReplayBuffer
 from nemo_rl_moe.loops.rollout import Rollouts, sampling_spec, score
-
-_POLL_S = 0.2
-_JOIN_S = 10.0
 
 Group = PromptGroup["Draw", Rollouts]
 
@@ -82,7 +80,7 @@ class TrajectoryCollector:
     def close(self) -> None:
         """Ends the thread; what is under way is left to the workers' end."""
         self._stopped.set()
-        self._thread.join(_JOIN_S)
+        self._thread.join(COLLECTOR_END_S)
 
     def __enter__(self) -> TrajectoryCollector:
         self._thread.start()
@@ -99,10 +97,10 @@ class TrajectoryCollector:
                 self._admit()
                 self._send()
                 if not len(self._dispatcher):
-                    self._buffer.wait_for_room(_POLL_S)
+                    self._buffer.wait_for_room(COLLECTOR_POLL_S)
                     continue
                 with self._run.timer.phase("generation"):
-                    answers = self._dispatcher.collect(_POLL_S)
+                    answers = self._dispatcher.collect(COLLECTOR_POLL_S)
                 for answer in answers:
                     self._take_in(answer)
         except BaseException as error:

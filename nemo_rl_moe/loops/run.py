@@ -64,6 +64,7 @@ def run_recipe(loaded: LoadedRecipe, *, resume: bool) -> int:
         stack.enter_context(_signals_as_interrupt())
         check_resources(recipe.cluster)
         directory = RunDirectory.open(loaded, resume=resume)
+        verifiers.log_to(directory.path / "logs")
         tracker = Tracker(directory, loaded)
         if nothing_to_resume:
             tracker.event("there is no complete checkpoint to resume from: starting at step 1")

@@ -10,9 +10,6 @@ from typing import Any, Literal, Protocol
 from nemo_rl_moe.recipe.schema import LoggerConfig
 from nemo_rl_moe.tracking.run_dir import RunDirectory
 
-_WANDB_INIT_S = 60.0
-_WANDB_FINISH_S = 120.0
-
 
 class Backend(Protocol):
     """Somewhere metrics go besides metrics.jsonl."""
@@ -67,8 +64,8 @@ class WandbBackend:
                 config=dict(config),
                 mode=mode,
                 settings=wandb.Settings(
-                    init_timeout=_WANDB_INIT_S,
-                    finish_timeout=_WANDB_FINISH_S,
+                    init_timeout=settings.wandb.init_timeout_s,
+                    finish_timeout=settings.wandb.finish_timeout_s,
                     console="off",
                     silent=True,
                     # Host and command line are in our manifest, where secrets have been removed from them.

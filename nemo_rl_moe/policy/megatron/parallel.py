@@ -65,7 +65,7 @@ def initialize(
     world_size: int,
     device: torch.device,
     seed: int,
-    timeout_s: float = 600.0,
+    timeout_s: float,
 ) -> ParallelLayout:
     """Joins the other ranks at the store, makes Megatron's groups and seeds its generators. Collective.
 

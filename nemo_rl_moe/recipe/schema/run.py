@@ -67,6 +67,8 @@ class EnvConfig(Section):
     """Verifier processes."""
     timeout_s: PositiveFloat = 10.0
     """Seconds for one sample; past them its process is killed and the sample scores 0."""
+    start_timeout_s: PositiveFloat = 120.0
+    """Seconds for the import of the verifier, with all that its module loads."""
     on_error: Literal["zero", "fail"] = "zero"
     """A verifier that raises: score 0 and count it, or end the run naming the sample."""
 
@@ -80,6 +82,10 @@ class WandbConfig(Section):
     """Run name; null takes the run directory's name."""
     mode: Literal["online", "offline"] = "online"
     """offline writes files for a later `wandb sync`."""
+    init_timeout_s: PositiveFloat = 60.0
+    """Seconds for the server's answer at the start; without one the run writes offline files."""
+    finish_timeout_s: PositiveFloat = 120.0
+    """Seconds for what is left to upload at the end; the rest stays in files for a later `wandb sync`."""
 
 
 class LoggerConfig(Section):

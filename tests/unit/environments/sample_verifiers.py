@@ -22,6 +22,14 @@ def obey(response: str, metadata: dict[str, Any]) -> Any:  # noqa: PLR0911, PLR0
     """Does what the response's first word says; a plain number is the reward."""
     command, _, rest = response.partition(" ")
     match command:
+        case "print":
+            print(rest)
+            print(rest, file=sys.stderr)
+            subprocess.run(["echo", rest], check=True)
+            return 1.0
+        case "print-and-hang":
+            print(rest)
+            time.sleep(1000)
         case "hang":
             time.sleep(1000)
         case "spin":

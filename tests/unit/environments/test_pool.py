@@ -16,7 +16,7 @@ import pytest
 
 from nemo_rl_moe.environments.base import ScoreRequest, VerifierError
 from nemo_rl_moe.environments.pool import VerifierPool
-from nemo_rl_moe.errors import UserError
+from nemo_rl_moe.errors import PhaseTimeout, UserError
 from nemo_rl_moe.recipe.schema import EnvConfig
 
 MODULE = "tests.unit.environments.sample_verifiers"
@@ -230,6 +230,32 @@ def test_close_may_be_called_twice_and_leaves_no_process_and_no_scoring() -> Non
     assert set(children_of(os.getpid())) < before
     with pytest.raises(RuntimeError, match="closed"):
         pool.score(requests(["1"]))
+
+
+def test_what_verifiers_print_is_in_their_log_file_and_nowhere_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """At the import, from a worker, its error stream and its child, and from one that is killed at its limit."""
+    module = "from tests.unit.environments.sample_verifiers import obey\nprint('loaded')\n"
+    (tmp_path / "talkative.py").write_text(module)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with VerifierPool({"obey": EnvConfig(verifier="talkative:obey", timeout_s=0.5)}) as own:
+        own.log_to(tmp_path / "logs")
+        result = own.score(requests(["print hello", "print-and-hang bye"]))
+    assert (result.rewards.tolist(), result.timeouts) == ([1.0, 0.0], 1)
+    assert (tmp_path / "logs/env-obey.log").read_text().split() == ["loaded", "hello", "hello", "hello", "bye"]
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_verifier_whose_import_takes_60_s_is_a_timeout_after_its_limit_of_half_a_second(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sleepy_verifier.py").write_text("import time\ntime.sleep(60)\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    started = time.monotonic()
+    with pytest.raises(PhaseTimeout, match=r"import of the verifier: no answer .*env\.sleepy within 0\.5 s"):
+        VerifierPool({"sleepy": EnvConfig(verifier="sleepy_verifier:verify", start_timeout_s=0.5)})
+    assert time.monotonic() - started < 10
 
 
 def test_closing_does_not_wait_for_a_verifier_whose_import_takes_60_s(
