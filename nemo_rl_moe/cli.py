@@ -110,9 +110,11 @@ def _config_commands(config: argparse.ArgumentParser) -> None:
 
 
 def _bench_commands(bench: argparse.ArgumentParser) -> None:
+    from nemo_rl_moe.bench.commands import add_commands
     from nemo_rl_moe.bench.placement.command import add_arguments
 
     commands = bench.add_subparsers(required=True, metavar="COMMAND")
+    add_commands(commands)
     placement = commands.add_parser("placement", help="step time of sync and of async at every split, simulated")
     _recipe_arguments(placement)
     add_arguments(placement)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nemo_rl_moe.bench.flops.count import DecoderShape
+from nemo_rl_moe.bench.flops.count import ModelFlops
 from nemo_rl_moe.data.loader import PromptLoader
 from nemo_rl_moe.data.prompt import Prompt
 from nemo_rl_moe.environments.pool import VerifierPool
@@ -36,7 +36,7 @@ class Run:
     """Everything a driver needs.
 
     Attributes:
-        shape: of the model, for its FLOPs; None where they are not counted.
+        flops: count of the model's FLOPs; None for a family that is not counted.
         health: watches the trained steps.
         weight_version: counts optimizer-updated weights; the generator follows it.
         start_step: the first step of this process, above 1 in a resumed run.
@@ -55,7 +55,7 @@ class Run:
     timer: PhaseTimer
     run_dir: Path
     health: HealthGate
-    shape: DecoderShape | None
+    flops: ModelFlops | None
     weight_version: int = 1
     start_step: int = 1
     row: dict[str, float] = field(default_factory=dict)

@@ -30,14 +30,14 @@ def finish_step(run: Run, step: int, rollouts: Rollouts, metrics: dict[str, floa
 
 def _row(run: Run, rollouts: Rollouts, metrics: dict[str, float], timing: dict[str, float]) -> dict[str, float]:
     """All metrics of a step whose time went where `timing` says."""
-    lengths, shape = rollouts.batch.lengths, run.shape
+    lengths, count = rollouts.batch.lengths, run.flops
     rates = throughput(
         int(lengths.sum()),
         timing,
         run.plan.policy_world,
         run.plan.generation_world,
         run.plan.total_devices,
-        train_flops=None if shape is None else training_flops(shape, lengths.tolist()),
+        train_flops=None if count is None else training_flops(count, lengths.tolist()),
     )
     return metrics | timing | rates
 

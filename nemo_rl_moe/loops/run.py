@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import NoReturn
 
-from nemo_rl_moe.bench.flops.count import shape_of
+from nemo_rl_moe.bench.flops.models import recipe_flops
 from nemo_rl_moe.cluster.ray_cluster import check_resources, ray_session, reserve_devices
 from nemo_rl_moe.data.datasets import load_prompts
 from nemo_rl_moe.data.loader import PromptLoader
@@ -124,7 +124,7 @@ def _run(
             run_dir=directory.path,
             health=HealthGate(recipe.grpo.token_mult_prob_error_warning),
             # The folder, which a hub id has in the local cache by now.
-            shape=shape_of(str(model_folder(recipe.policy.model_name)), recipe.policy.hf_config_overrides),
+            flops=recipe_flops(recipe.policy, model_folder(recipe.policy.model_name)),
         )
         if resume:
             checkpointing.resume(run)

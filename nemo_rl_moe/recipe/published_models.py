@@ -1,8 +1,10 @@
-"""config.json of the models in the shipped cluster recipes: the keys that rules, parameter counts and memory need.
+"""config.json of the models in the shipped cluster recipes and in published throughput results.
+
+The keys are those that rules, parameter counts, memory and FLOP counts need.
 
 So that a recipe of a 671B model can be checked and planned on a laptop that has no copy of it. Values are those of the
 models' Hugging Face repositories. Nemotron 3 Super's are the ones that independent implementations of it agree on; they
-give 120.7 billion parameters, as published.
+give 120.7 billion parameters, as published; Nano's give 31.6 billion.
 """
 
 from __future__ import annotations
@@ -15,6 +17,19 @@ from typing import Any
 from nemo_rl_moe.recipe.schema import PolicyConfig
 
 _QWEN3 = {"head_dim": 128, "max_position_embeddings": 40960, "vocab_size": 151936, "tie_word_embeddings": False}
+_NEMOTRON3 = {
+    "model_type": "nemotron_h",
+    "num_key_value_heads": 2,
+    "num_attention_heads": 32,
+    "head_dim": 128,
+    "mamba_head_dim": 64,
+    "ssm_state_size": 128,
+    "n_groups": 8,
+    "conv_kernel": 4,
+    "max_position_embeddings": 262144,
+    "vocab_size": 131072,
+    "tie_word_embeddings": False,
+}
 _QWEN3_MOE = _QWEN3 | {
     "model_type": "qwen3_moe",
     "num_key_value_heads": 4,
@@ -65,6 +80,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "n_shared_experts": 1,
         "num_experts_per_tok": 8,
         "first_k_dense_replace": 3,
+        "num_nextn_predict_layers": 1,
         "max_position_embeddings": 163840,
         "vocab_size": 129280,
         "tie_word_embeddings": False,
@@ -80,29 +96,32 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "vocab_size": 128256,
         "tie_word_embeddings": False,
     },
-    "nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-BF16": {
-        "model_type": "nemotron_h",
+    # M is a Mamba-2 layer, E a mixture of experts, * attention.
+    "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16": _NEMOTRON3
+    | {
+        "num_hidden_layers": 52,
+        "hybrid_override_pattern": "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME",
+        "hidden_size": 2688,
+        "mamba_num_heads": 64,
+        "n_routed_experts": 128,
+        "num_experts_per_tok": 6,
+        "moe_intermediate_size": 1856,
+        "moe_shared_expert_intermediate_size": 3712,
+    },
+    "nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-BF16": _NEMOTRON3
+    | {
         "num_hidden_layers": 88,
-        # M is a Mamba-2 layer, E a mixture of experts, * attention.
         "hybrid_override_pattern": "MEMEMEM*EMEMEMEM*EMEMEMEM*EMEMEMEMEM*"
         "EMEMEMEMEM*EMEMEMEMEM*EMEMEMEMEM*EMEMEMEM*EMEMEMEME",
         "hidden_size": 4096,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 2,
-        "head_dim": 128,
         "mamba_num_heads": 128,
-        "mamba_head_dim": 64,
-        "ssm_state_size": 128,
-        "n_groups": 8,
-        "conv_kernel": 4,
         "n_routed_experts": 512,
         "num_experts_per_tok": 22,
         "moe_intermediate_size": 2688,
         "moe_shared_expert_intermediate_size": 5376,
         "moe_latent_size": 1024,
-        "max_position_embeddings": 262144,
-        "vocab_size": 131072,
-        "tie_word_embeddings": False,
+        "num_nextn_predict_layers": 1,
+        "mtp_hybrid_override_pattern": "*E",
     },
 }
 

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
 import math
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, ValidationError, field_validator
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, field_validator
 
-from nemo_rl_moe.errors import UserError
+from nemo_rl_moe.bench.typed_file import read_typed
 from nemo_rl_moe.recipe.schema.base import Section
-from nemo_rl_moe.recipe.source import Node, Problem, RecipeError, dotted, find, nearest, shown
-from nemo_rl_moe.recipe.source import Path as KeyPath
-from nemo_rl_moe.recipe.yaml_file import read_yaml
 
 
 class Constant(Section):
@@ -129,36 +124,4 @@ def load_workload(path: Path) -> Workload:
     Raises:
         UserError: every problem, with file and line, dotted path, value and expectation.
     """
-    if not path.is_file():
-        raise UserError(f"{path}: no such workload file")
-    root = read_yaml(path, str(path))
-    try:
-        return Workload.model_validate(root.plain())
-    except ValidationError as error:
-        raise RecipeError([_problem(root, item) for item in error.errors(include_url=False)]) from None
-
-
-def _problem(root: Node, error: Any) -> Problem:
-    # Pydantic's location holds the branch of the union too, which is no key of the file.
-    path: KeyPath = ()
-    for key in error["loc"]:
-        if find(root, (*path, key)) is not None:
-            path = (*path, key)
-    node, last = nearest(root, path), error["loc"][-1] if error["loc"] else ""
-    if error["type"] == "missing":
-        return Problem("missing key", dotted((*path, last)), node.source, None, "the key is missing and has no default")
-    if error["type"] == "extra_forbidden":
-        match = difflib.get_close_matches(str(last), set(_field_names(Workload)), 1)
-        return Problem(
-            "unknown key", dotted(path), node.source, None, "unknown key" + (f"; nearest: {match[0]}" if match else "")
-        )
-    message = str(error["msg"]).removeprefix("Value error, ")
-    found = node.plain()
-    shown_value = "" if isinstance(found, dict | list) else f"found {shown(found)}: "
-    return Problem("type", dotted(path), node.source, found, f"{shown_value}{message[:1].lower()}{message[1:]}")
-
-
-def _field_names(section: type[Section]) -> Iterator[str]:
-    sections = (Constant, Lognormal, Empirical, GenerationSpeed, SpeedPoint, RefitTime)
-    for part in (section, *sections):
-        yield from part.model_fields
+    return read_typed(path, Workload, "workload")[0]

@@ -60,7 +60,7 @@ def saved_activations(config: Mapping[str, Any], layer: Layer, recipe: Recipe, t
     # Dense matrices with a gate: two hidden values and their product for each unit of width.
     dense = layer.dense / config["hidden_size"] if layer.dense else 0
     routed = shard * config.get("num_experts_per_tok", 0) * etp if layer.ffn == "moe" else 0
-    width, gates = config.get("moe_intermediate_size", 0) / etp, 1 if "moe_latent_size" in config else 2
+    width, gates = config.get("moe_intermediate_size", 0) / etp, 1 if config["model_type"] == "nemotron_h" else 2
     return Saved(
         layer_input=stream,
         residual=parts * stream,

@@ -1,8 +1,8 @@
 """Parameters of a model, layer by layer, by the way that parallelism splits them.
 
 Counts are exact for Qwen3 (dense and mixture of experts), Llama and DeepSeek-V3 (without its multi-token-prediction
-layer, which is not trained). Those of Nemotron 3 Super follow its published sizes and the layout of its checkpoint,
-which nothing here can load, so they are marked as an estimate.
+layer, which is not trained). Those of Nemotron 3 follow published sizes and the layout of its checkpoints, which
+nothing here can load, so they are marked as an estimate.
 """
 
 from __future__ import annotations
@@ -166,13 +166,15 @@ def _nemotron(config: Mapping[str, Any], index: int) -> Layer:
         # Convolution with its bias; A, D and the time step's bias of each head; the gated norm.
         small = (inner + 2 * state) * (config["conv_kernel"] + 1) + 3 * heads + inner
         return Layer(mixer=projections + small, dense=0, copied=hidden, kind="mamba", ffn="none")
-    count, latent, width = expert_count(config), config["moe_latent_size"], config["moe_intermediate_size"]
+    count, width = expert_count(config), config["moe_intermediate_size"]
+    # Super's experts work in a latent of the residual stream, Nano's in the stream itself.
+    latent = config.get("moe_latent_size") or 0
     return Layer(
         mixer=0,
         dense=2 * hidden * config["moe_shared_expert_intermediate_size"],
         copied=2 * hidden * latent + hidden,
         router=count * hidden + count,
-        experts=count * 2 * latent * width,
+        experts=count * 2 * (latent or hidden) * width,
         kind="none",
         ffn="moe",
     )

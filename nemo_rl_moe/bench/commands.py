@@ -1,0 +1,26 @@
+"""The commands of `nemo-rl-moe bench` on training throughput. None needs torch or Ray unless it trains."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import Any
+
+
+def add_commands(commands: Any) -> None:
+    """Adds every command to the sub-parsers of `bench`."""
+    from nemo_rl_moe.bench.flops import command as flops
+
+    _add(commands, "flops", flops, "model FLOPs term by term; tokens/s, TFLOP/s, step time and utilisation")
+
+
+def _add(commands: Any, name: str, module: Any, summary: str) -> None:
+    """Adds one: a module with `add_arguments(parser)` and `run(arguments)`."""
+    parser = commands.add_parser(name, help=summary)
+    module.add_arguments(parser)
+    parser.add_argument("--json", action="store_true", help="one JSON document on stdout and nothing else")
+    parser.set_defaults(command=_exit_code(module.run))
+
+
+def _exit_code(run: Callable[[argparse.Namespace], int | None]) -> Callable[[argparse.Namespace], int]:
+    return lambda arguments: run(arguments) or 0
