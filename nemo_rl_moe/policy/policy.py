@@ -12,7 +12,7 @@ from nemo_rl_moe.cluster.worker_group import WorkerGroup
 from nemo_rl_moe.policy.packing import MicrobatchPlan, RankShard, plan_microbatches
 from nemo_rl_moe.policy.shared_prompts import find_families
 from nemo_rl_moe.policy.step_shard import StepShard, count_loss_tokens
-from nemo_rl_moe.policy.worker import RankPlace
+from nemo_rl_moe.policy.worker import MEMORY_PEAK, RankPlace
 from nemo_rl_moe.recipe.schema import Recipe
 from nemo_rl_moe.recipe.schema.policy import MegatronConfig
 from nemo_rl_moe.refit.layout import WeightLayout
@@ -77,8 +77,8 @@ class Policy:
 
         Returns:
             The loss's metrics, `grad_norm`, `lr`, `skipped_steps`, `policy/num_microbatches` (of one rank, over all
-            optimizer steps), `policy/num_optimizer_steps` and `policy/padding_fraction` (pads among the tokens that
-            went through the model).
+            optimizer steps), `policy/num_optimizer_steps`, `policy/padding_fraction` (pads among the tokens that
+            went through the model) and `policy/memory_peak_gib` (of the rank with the most).
         """
         size = self._recipe.policy.train_global_batch_size
         per_worker: list[list[StepShard]] = [[] for _ in self._places]
@@ -105,6 +105,7 @@ class Policy:
             "policy/num_microbatches": float(microbatches),
             "policy/num_optimizer_steps": float(len(starts)),
             "policy/padding_fraction": 1.0 - computed / slots,
+            MEMORY_PEAK: max(result[MEMORY_PEAK] for result in results),
         }
 
     def weight_layout(self) -> WeightLayout:

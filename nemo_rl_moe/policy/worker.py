@@ -19,6 +19,8 @@ from nemo_rl_moe.recipe.schema import Recipe
 if TYPE_CHECKING:
     from nemo_rl_moe.policy.step_shard import StepShard
 
+MEMORY_PEAK = "policy/memory_peak_gib"
+
 
 @dataclass(frozen=True)
 class RankPlace:
@@ -132,17 +134,21 @@ class PolicyWorker:
         return out.cpu().numpy()
 
     def train(self, steps: Sequence[StepShard]) -> dict[str, float]:
-        """Optimizer steps; metrics as `train_steps` gives them, and `num_slots`, this rank's tokens with its pads."""
+        """Optimizer steps; metrics as `train_steps` gives them, and of this rank `num_slots`, its tokens with its pads,
+        and `policy/memory_peak_gib`.
+        """
         from nemo_rl_moe.policy.megatron.train_step import train_steps
+        from nemo_rl_moe.policy.memory import peak_gib
 
         generation, before = self._recipe.policy.generation, self._trainer.slots
         metrics = train_steps(
             self._trainer, steps, self._recipe.loss_fn, generation.temperature, self._shape.vocab_size
         )
+        peak = peak_gib(self._device)
         if generation.colocated.enabled and self._device.type == "cuda":
             # The engine on this device wakes next, and torch would keep what the activations took.
             torch.cuda.empty_cache()
-        return {**metrics, "num_slots": float(self._trainer.slots - before)}
+        return {**metrics, "num_slots": float(self._trainer.slots - before), MEMORY_PEAK: peak}
 
     def weight_specs(self) -> list[tuple[str, str, tuple[int, ...]]]:
         """Hugging Face name, dtype and full shape of every tensor. May be called on one rank."""

@@ -219,6 +219,12 @@ _POLICY = (
         "Share of padding in what training put through the model; a shared prompt counts once.",
         _RATE,
     ),
+    (
+        "memory_peak_gib",
+        "GiB",
+        "Most memory that a policy worker has held so far: allocated on the GPU, or resident memory in a CPU run.",
+        "largest",
+    ),
 )
 
 _VALIDATION = (

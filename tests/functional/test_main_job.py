@@ -68,6 +68,7 @@ EVERY_STEP = (
         )
     ),
     "policy/padding_fraction",
+    "policy/memory_peak_gib",
 )
 
 
@@ -107,6 +108,8 @@ def test_metrics_hold_every_name_of_the_contract_at_each_of_3_steps(first: tuple
         assert [name for name in EVERY_STEP if not isinstance(row.get(name), int | float)] == []
         assert all(math.isfinite(row[name]) for name in EVERY_STEP)
         assert 0 <= row["policy/padding_fraction"] < 1
+        # Torch and Megatron alone take more than 0.1 GiB; the tiny model adds next to nothing.
+        assert 0.1 < row["policy/memory_peak_gib"] < 8
         assert_known(name for name in row if name != "step")
 
 
