@@ -1,4 +1,4 @@
-"""One command: run, validate, plan, config, bench, doctor.
+"""One command: run, validate, plan, config, compare, bench, doctor.
 
 Exit codes: 0 done, 1 the run failed, 2 the user's input is wrong, 130 interrupted. Imports are made inside the
 commands: `validate` must answer on a bare machine, without torch and Ray, in about a second.
@@ -78,6 +78,7 @@ def _parser() -> argparse.ArgumentParser:
     doctor.set_defaults(command=_doctor)
 
     _config_commands(commands.add_parser("config", help="look into recipes"))
+    _compare_command(commands.add_parser("compare", help="runs against a baseline, with what differs between them"))
     _bench_commands(commands.add_parser("bench", help="predict and measure speed"))
     return parser
 
@@ -107,6 +108,14 @@ def _config_commands(config: argparse.ArgumentParser) -> None:
     minimize.add_argument("--check", action="store_true", help="print nothing; exit 2 when keys could go")
     _json_argument(minimize)
     minimize.set_defaults(command=_config_minimize)
+
+
+def _compare_command(compare: argparse.ArgumentParser) -> None:
+    from nemo_rl_moe.compare.command import add_arguments
+
+    add_arguments(compare)
+    _json_argument(compare)
+    compare.set_defaults(command=_compare)
 
 
 def _bench_commands(bench: argparse.ArgumentParser) -> None:
@@ -167,6 +176,13 @@ def _doctor(arguments: argparse.Namespace) -> int:
     from nemo_rl_moe.doctor import doctor
 
     return doctor(as_json=arguments.json, workers=arguments.workers)
+
+
+def _compare(arguments: argparse.Namespace) -> int:
+    from nemo_rl_moe.compare.command import run
+
+    run(arguments)
+    return EXIT_DONE
 
 
 def _bench_placement(arguments: argparse.Namespace) -> int:

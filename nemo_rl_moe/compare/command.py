@@ -1,0 +1,62 @@
+"""`nemo-rl-moe compare BASE RUN [RUN…]`: arguments, input, output."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's options besides --json."""
+    parser.add_argument(
+        "runs",
+        nargs="*",
+        type=Path,
+        metavar="RUN",
+        help="baseline first: run directory, W&B history (.csv, .json, .jsonl) or offline run, TensorBoard dump",
+    )
+    parser.add_argument("--steps", metavar="A-B", help="logged step numbers, both included; default: all after step 1")
+    parser.add_argument(
+        "--treatment",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="what is meant to differ: dispatcher, placement, precision, … or a dotted key; may be repeated",
+    )
+    parser.add_argument(
+        "--val-samples", type=int, metavar="N", help="validation samples, where the runs do not say how many"
+    )
+    parser.add_argument("--markdown", action="store_true", help="Markdown for a pull request instead of the table")
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Compares and prints.
+
+    Raises:
+        UserError: runs that cannot be read, or arguments that do not fit.
+    """
+    from nemo_rl_moe.compare import as_json, markdown, matching, text
+    from nemo_rl_moe.compare.comparison import compare
+    from nemo_rl_moe.compare.read import read_runs
+    from nemo_rl_moe.compare.window import parse_window
+    from nemo_rl_moe.errors import UserError
+
+    if len(arguments.runs) < 2:
+        raise UserError(f"compare: {len(arguments.runs)} run(s) given, expected a baseline and at least one other")
+    if arguments.val_samples is not None and arguments.val_samples < 1:
+        raise UserError(f"--val-samples {arguments.val_samples}: expected at least 1")
+    if arguments.json and arguments.markdown:
+        raise UserError("--json --markdown: expected one of them")
+    matching.check_treatment(arguments.treatment)
+    window = None if arguments.steps is None else parse_window(arguments.steps)
+    base, *others = read_runs(arguments.runs)
+    pairs = compare(
+        base, others, window=window, treatment=arguments.treatment, validation_samples=arguments.val_samples
+    )
+    if arguments.json:
+        print(json.dumps(as_json.document(pairs), indent=1))
+    elif arguments.markdown:
+        print(markdown.text(pairs), end="")
+    else:
+        print("\n".join(text.lines(pairs)))

@@ -1,0 +1,111 @@
+"""Finds out what a path holds, and reads it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from nemo_rl_moe.compare import read_tensorboard, read_wandb
+from nemo_rl_moe.compare.config_file import CONFIG_NAMES, MANIFEST_NAMES
+from nemo_rl_moe.compare.read_run_dir import read_run_dir
+from nemo_rl_moe.compare.run_data import RunData
+from nemo_rl_moe.errors import UserError
+
+_EXPECTED = (
+    "expected a run directory (metrics.jsonl), a W&B history (.csv, .json, .jsonl), a W&B offline run (.wandb) or "
+    "NeMo-RL's TensorBoard dump (.json)"
+)
+
+
+def read_runs(paths: Sequence[Path]) -> list[RunData]:
+    """Reads runs and gives them names that tell them apart.
+
+    Raises:
+        UserError: every path that cannot be read, one line each.
+    """
+    runs, problems = [], []
+    for path, name in zip(paths, distinct_names(paths), strict=True):
+        try:
+            runs.append(read_run(path, name))
+        except UserError as error:
+            problems.append(str(error))
+    if problems:
+        raise UserError("\n".join(dict.fromkeys(problems)))
+    return runs
+
+
+def distinct_names(paths: Sequence[Path]) -> list[str]:
+    """The last parts of each path, as many as it takes to tell them apart (all paths by the same number of parts)."""
+    parts = [path.resolve().parts for path in paths]
+    for count in range(1, max(map(len, parts)) + 1):
+        names = ["/".join(own[-count:]) for own in parts]
+        if len(set(names)) == len(set(parts)):
+            return names
+    return ["/".join(own) for own in parts]
+
+
+def read_run(path: Path, name: str | None = None) -> RunData:
+    """Reads one run.
+
+    Raises:
+        UserError: the path holds none of the known kinds, or a broken one.
+    """
+    name = name or path.resolve().name
+    if path.is_dir():
+        return _read_folder(path, name)
+    if not path.is_file():
+        raise UserError(f"{path}: no such file or folder, {_EXPECTED}")
+    return _read_file(path, name, own_folder=False)
+
+
+def _read_folder(path: Path, name: str) -> RunData:
+    if (path / "metrics.jsonl").is_file():
+        return read_run_dir(path, name)
+    logs = sorted(path.rglob("*.wandb"))
+    if logs:
+        ids = {log.name for log in logs}
+        if len(ids) > 1:
+            raise UserError(f"{path}: holds {len(ids)} W&B runs ({', '.join(sorted(ids)[:3])} …); name one of them")
+        return read_wandb.read_offline(logs, name)
+    others = (*CONFIG_NAMES, *MANIFEST_NAMES)
+    files = [
+        file
+        for file in sorted(path.iterdir())
+        if file.suffix in (".csv", ".json", ".jsonl") and not file.name.endswith(others)
+    ]
+    if len(files) == 1:
+        return _read_file(files[0], name, own_folder=True)
+    found = f"{len(files)} files that may be histories, name one of them" if files else f"nothing known; {_EXPECTED}"
+    raise UserError(f"{path}: holds {found}")
+
+
+def _read_file(path: Path, name: str, *, own_folder: bool) -> RunData:
+    if path.suffix == ".wandb":
+        return read_wandb.read_offline([path], name)
+    if path.suffix == ".csv":
+        return read_wandb.read_csv(path, name, own_folder=own_folder)
+    if path.suffix not in (".json", ".jsonl"):
+        raise UserError(f"{path}: {_EXPECTED}")
+    read = _json(path)
+    if isinstance(read, list):
+        return read_wandb.read_rows(path, name, read, own_folder=own_folder)
+    if read_tensorboard.is_dump(read) and read_wandb.step_column(read) is None:
+        return read_tensorboard.read_dump(path, name, read, own_folder=own_folder)
+    if isinstance(read, dict) and read and all(isinstance(column, dict) for column in read.values()):
+        return read_wandb.read_rows(path, name, read_wandb.table_rows(read), own_folder=own_folder)
+    raise UserError(f"{path}: JSON of no known form, {_EXPECTED}")
+
+
+def _json(path: Path) -> Any:
+    """Parsed JSON, or a list of parsed lines."""
+    text = path.read_text(encoding="utf-8")
+    try:
+        return (
+            [json.loads(line) for line in text.splitlines() if line.strip()]
+            if path.suffix == ".jsonl"
+            else json.loads(text)
+        )
+    except ValueError as error:
+        raise UserError(f"{path}: not JSON ({error})") from error
