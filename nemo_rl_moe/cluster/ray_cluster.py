@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 
 import ray
-from ray._private.utils import read_ray_address
+from ray._private.utils import get_num_cpus, read_ray_address
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 
 from nemo_rl_moe.errors import PhaseTimeout, UserError
@@ -44,6 +44,9 @@ def ray_session(cluster: ClusterConfig) -> Iterator[None]:
         options |= {"address": "local", "include_dashboard": False}
         if cluster.device == "cpu":
             options["object_store_memory"] = _CPU_OBJECT_STORE_BYTES
+        if cluster.oversubscribe_cpus:
+            needed = cluster.num_nodes * cluster.gpus_per_node * cluster.cpus_per_device
+            options["num_cpus"] = max(needed, get_num_cpus())
     # Ray tells at each start that its cluster asks for a token, which is what we want.
     logging.getLogger("ray._private.authentication.authentication_token_setup").setLevel(logging.ERROR)
     try:
@@ -84,7 +87,11 @@ def check_resources(cluster: ClusterConfig) -> None:
     if fitting >= cluster.num_nodes:
         return
     found = ", ".join(f"{amount:g}" for amount in nodes)
-    hint = " (cluster.device=cpu runs the same recipe on CPU cores)" if kind == "GPU" and not any(nodes) else ""
+    hint = ""
+    if kind == "GPU" and not any(nodes):
+        hint = " (cluster.device=cpu runs the same recipe on CPU cores)"
+    elif kind == "CPU" and cluster.num_nodes == 1 and not cluster.oversubscribe_cpus:
+        hint = " (cluster.oversubscribe_cpus=true lets devices share cores)"
     raise UserError(
         f"cluster: needs {cluster.num_nodes} node(s) with {per_node} {kind} each, "
         f"{cluster.num_nodes * per_node} in all; found {len(nodes)} node(s) with {found or 'none'} {kind}, "

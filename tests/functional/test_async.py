@@ -50,3 +50,14 @@ def test_ages_are_0_then_1_and_a_resumed_run_goes_on_with_the_next_prompts(sync_
     # The resumed run begins with fresh samples of the weights it loaded.
     assert [row["train/trajectory_age_max"] for row in rows] == [0, 1, 0, 1]
     assert [prompt_ids(tmp_path / "run", s) for s in range(1, 5)] == [prompt_ids(sync_run, s) for s in range(1, 5)]
+
+
+def test_two_generators_share_the_prompts_and_sample_what_the_step_asks_for(sync_run: Path, tmp_path: Path) -> None:
+    recipe = RECIPES / "grpo-tiny-moe-cpu-async-1off-2gen.yaml"
+    done = run_recipe(recipe, tmp_path / "run", *SHORT, "grpo.max_num_steps=3", cwd=tmp_path)
+    assert done.code == 0, done.text
+    rows = metrics(tmp_path / "run")
+    assert [row["train/trajectory_age_max"] for row in rows] == [0, 1, 1]
+    assert [prompt_ids(tmp_path / "run", s) for s in range(1, 4)] == [prompt_ids(sync_run, s) for s in range(1, 4)]
+    # The first step's samples are of the trainer's own weights, whichever engine drew them.
+    assert rows[0]["train/token_mult_prob_error"] < 1.001

@@ -41,6 +41,7 @@ CPU_ONLY_LIMITS = [
 ]
 # Ignored on GPUs only; a CPU engine is one process anyway.
 GPU_ONLY_LIMITS = [
+    Limit("cluster.oversubscribe_cpus", (False,), "devices are GPUs"),
     Limit("policy.sequence_packing.share_prompts", (False,), "only the local attention knows shared prompts"),
     *(
         Limit(f"{VLLM}.{kind}_parallel_size", (1,), "only an engine's first device is reserved yet")

@@ -135,6 +135,8 @@ class ClusterConfig(Section):
     """Nodes."""
     cpus_per_device: PositiveInt = 1
     """Cores and threads of one CPU device (device cpu)."""
+    oversubscribe_cpus: bool = False
+    """Let CPU devices share cores: a Ray that the run starts is told of as many as the devices need (device cpu)."""
     segment_size: PositiveInt | None = None
     """Nodes of one NVLink-domain segment; null ignores topology."""
     placement_timeout_s: NonNegativeFloat = 60.0

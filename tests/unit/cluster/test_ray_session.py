@@ -92,3 +92,13 @@ def test_a_ray_that_cannot_be_reached_is_the_users_to_correct(monkeypatch, calls
         ray_session(CPU),
     ):
         pass
+
+
+def test_devices_share_cores_only_where_the_recipe_says_so(calls: list[dict], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_cluster, "get_num_cpus", lambda: 2)
+    for gpus_per_node in (1, 3):
+        with ray_session(ClusterConfig(device="cpu", gpus_per_node=gpus_per_node, oversubscribe_cpus=True)):
+            pass
+    with ray_session(ClusterConfig(device="cpu", gpus_per_node=3)):
+        pass
+    assert [options.get("num_cpus") for options in calls] == [2, 3, None]
