@@ -6,6 +6,7 @@ import argparse
 import sys
 import types
 import typing
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,14 @@ from annotated_types import Ge, Gt, Le, Lt  # noqa: E402
 from pydantic_core import PydanticUndefined  # noqa: E402
 
 from nemo_rl_moe.recipe.commands import to_yaml  # noqa: E402
+from nemo_rl_moe.recipe.rule_names import READING_RULES  # noqa: E402
 from nemo_rl_moe.recipe.rules import RULES  # noqa: E402
+from nemo_rl_moe.recipe.rules.runtime import (  # noqa: E402
+    CPU_ONLY_LIMITS,
+    GPU_ONLY_LIMITS,
+    RUN_LIMITS,
+    RUN_RULE,
+)
 from nemo_rl_moe.recipe.schema import Section  # noqa: E402
 from nemo_rl_moe.recipe.schema_walk import section_of, sections  # noqa: E402
 
@@ -37,18 +45,42 @@ whole section gives the section's defaults.
 RULES_HEAD = """
 ## Rules between keys
 
-`validate`, `plan` and `run` check these. Every problem is reported at once, with file and line.
+`validate`, `plan` and `run` check these. Every problem is reported at once, with file and line. What a rule finds is an
+error, unless the report says warning or note.
+"""
+READING_HEAD = """
+## Rules of files, values and the command line
 
-| rule | reason |
-|---|---|
+These come first: where one is broken, keys have no values that could be compared.
+"""
+LIMITS_HEAD = """
+## Limits of a run
+
+What this version does not act on. On a CPU the rule `CPU limits` makes it an error everywhere. On GPUs a recipe may ask
+for it, be validated and planned; only `run` refuses it, under the name of the rule below.
 """
 
 
 def page() -> str:
     """The whole page."""
     parts = [HEAD, *(_section(path, section) for path, section in sections() if path)]
-    rules = "".join(f"| {rule.name} | {rule.reason} |\n" for rule in RULES)
-    return "\n".join(parts) + RULES_HEAD + rules
+    between = _rules((rule.name, rule.reason) for rule in RULES)
+    reading, run = _rules(READING_RULES.items()), _rules([(RUN_RULE.name, RUN_RULE.reason)])
+    return "\n".join(parts) + RULES_HEAD + between + READING_HEAD + reading + LIMITS_HEAD + run + _limits()
+
+
+def _rules(rows: Iterable[tuple[str, str]]) -> str:
+    return "\n| rule | reason |\n|---|---|\n" + "".join(f"| {name} | {reason} |\n" for name, reason in rows)
+
+
+def _limits() -> str:
+    rows = [
+        f"| `{limit.key}` | {' or '.join(f'`{to_yaml(value).split()[0]}`' for value in limit.honoured)} "
+        f"| {device} | {_cell(limit.reason)} |\n"
+        for device, limits in (("all", RUN_LIMITS), ("CPU", CPU_ONLY_LIMITS), ("GPU", GPU_ONLY_LIMITS))
+        for limit in limits
+    ]
+    return "\n| key | acted on | devices | reason |\n|---|---|---|---|\n" + "".join(rows)
 
 
 def _section(path: str, section: type[Section]) -> str:

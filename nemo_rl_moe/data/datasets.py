@@ -13,6 +13,7 @@ from nemo_rl_moe.data import chat
 from nemo_rl_moe.data.prompt import Prompt
 from nemo_rl_moe.errors import UserError
 from nemo_rl_moe.recipe.schema import DatasetConfig, Recipe
+from nemo_rl_moe.recipe.scoring import environment_name
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -43,7 +44,11 @@ def load_prompts(
     if dataset is None:
         return []
     key = f"data.{split}"
-    env_name = _environment(recipe, dataset, key)
+    env_name = environment_name(recipe, dataset)
+    if env_name is None or env_name not in recipe.env:
+        # A recipe that was loaded with its rules never gets here.
+        found = "not set" if env_name is None else f"{env_name!r} is not defined under env"
+        raise UserError(f"{key}.env_name: {found}; expected one of {sorted(recipe.env)}")
     rows = read_rows(dataset, key)
     if split == "train" and len(rows) < recipe.grpo.num_prompts_per_step:
         raise UserError(
@@ -75,20 +80,6 @@ def read_rows(dataset: DatasetConfig, key: str) -> list[Row]:
     if dataset.dataset_name == "reasoning_gym":
         return _reasoning_gym_rows(dataset, key)
     return _jsonl_rows(dataset, key)
-
-
-def _environment(recipe: Recipe, dataset: DatasetConfig, key: str) -> str:
-    name = dataset.env_name or recipe.data.default.env_name
-    known = sorted(recipe.env)
-    if name is None and len(known) == 1:
-        return known[0]
-    if name is None:
-        raise UserError(f"{key}.env_name: not set; expected one of {known} (or set data.default.env_name)")
-    if name not in recipe.env:
-        raise UserError(
-            f"{key}.env_name: {name!r} is not defined under env; expected one of {known}{_near(name, known)}"
-        )
-    return name
 
 
 def _reasoning_gym_rows(dataset: DatasetConfig, key: str) -> list[Row]:

@@ -157,12 +157,12 @@ class Problem:
     """One thing that is wrong (or odd) in a recipe.
 
     Args:
-        rule: short name of the rule, stable; docs/recipes.md lists them.
+        rule: short name of the rule, stable; docs/configuration.md lists them.
         path: dotted path of the key.
         source: where the key was written; None when it is a default.
         value: the value found, as plain data.
         message: what was expected, and a near match where there is one.
-        severity: errors stop a run, warnings are shown, notes are shown by `plan` only.
+        severity: errors stop a run; warnings and notes are shown, notes where nothing has to change.
     """
 
     rule: str

@@ -10,6 +10,7 @@ from pathlib import Path
 from nemo_rl_moe.recipe.model_shape import model_shape
 from nemo_rl_moe.recipe.rules import (
     batches,
+    checkpoints,
     expert_dispatch,
     layout,
     naming,
@@ -41,6 +42,7 @@ __all__ = [
     "Rule",
     "batches",
     "check_rules",
+    "checkpoints",
     "expert_dispatch",
     "layout",
     "naming",

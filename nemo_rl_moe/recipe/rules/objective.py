@@ -1,4 +1,4 @@
-"""Rules on the loss, data, environments and checkpoints."""
+"""Rules on the loss, data and environments."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterator
 
 from nemo_rl_moe.recipe.rules.registry import Context, Finding, rule
-from nemo_rl_moe.tracking.definitions import METRICS, find
+from nemo_rl_moe.recipe.scoring import environment_name
 
 LOSS = "loss_fn"
 RATIO_BOUNDS = (f"{LOSS}.truncated_importance_sampling_ratio", f"{LOSS}.truncated_importance_sampling_ratio_min")
@@ -89,22 +89,28 @@ def groups_compare(context: Context) -> Iterator[Finding]:
         yield Finding(keys, "every advantage of a group of one is 0, expected 2 or more")
 
 
-@rule("environment", "Every prompt needs an environment that scores its responses.")
+@rule("environment", "Every prompt needs one environment that scores its responses.")
 def environments_exist(context: Context) -> Iterator[Finding]:
-    data, names = context.recipe.data, list(context.recipe.env)
-    if data.train.env_name is None and data.default.env_name is None:
-        yield Finding(
-            ("data.train.env_name", "data.default.env_name"), f"no environment; expected one of {names} under env"
-        )
-    keys = [("data.train.env_name", data.train.env_name), ("data.default.env_name", data.default.env_name)]
-    if data.validation is not None:
-        keys.append(("data.validation.env_name", data.validation.env_name))
-        if data.validation.env_name is None and data.default.env_name is None:
-            message = f"no environment; expected one of {names} under env"
-            yield Finding(("data.validation.env_name", "data.default.env_name"), message)
-    for key, name in keys:
-        if name is not None and name not in context.recipe.env:
-            yield Finding((key, "env"), f"{name!r} is no environment; expected one of {names}")
+    data, names = context.recipe.data, sorted(context.recipe.env)
+    if not names:
+        yield Finding(("env",), "no environment, expected one that scores the responses")
+        return
+    used = [("data.default", data.default.env_name)]
+    for name in ("train", "validation"):
+        dataset = getattr(data, name)
+        if dataset is None:
+            continue
+        used.append((f"data.{name}", dataset.env_name))
+        if environment_name(context.recipe, dataset) is None:
+            message = f"no environment, expected one of {names} here or in data.default"
+            yield Finding((f"data.{name}.env_name", "data.default.env_name"), message)
+    for section, used_name in used:
+        if used_name is not None and used_name not in names:
+            near = difflib.get_close_matches(used_name, names, 1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            yield Finding(
+                (f"{section}.env_name", "env"), f"{used_name!r} is no environment, expected one of {names}{hint}"
+            )
 
 
 @rule("dataset", "Each kind of data needs its source.")
@@ -119,20 +125,3 @@ def datasets_have_sources(context: Context) -> Iterator[Finding]:
             yield Finding((f"data.{name}.{needed}", f"data.{name}.dataset_name"), message)
         if getattr(dataset, other) is not None:
             yield Finding((f"data.{name}.{other}",), f"has no effect with dataset_name {dataset.dataset_name}")
-
-
-@rule("checkpoint metric", "Checkpoints are ranked by a metric that the run logs.")
-def checkpoint_metric_exists(context: Context) -> Iterator[Finding]:
-    cfg, data = context.recipe.checkpointing, context.recipe.data
-    key = "checkpointing.metric_name"
-    if cfg.metric_name is None:
-        return
-    prefix, _, name = cfg.metric_name.partition("/")
-    if prefix not in ("train", "validation") or not name:
-        message = f"{cfg.metric_name!r}: expected train/<metric> or validation/<metric>, such as validation/accuracy"
-        yield Finding((key,), message)
-    elif find(cfg.metric_name) is None:
-        near = difflib.get_close_matches(cfg.metric_name, [metric.name for metric in METRICS], 1)
-        yield Finding((key,), f"{cfg.metric_name}: no such metric" + (f"; did you mean {near[0]}?" if near else ""))
-    elif cfg.enabled and prefix == "validation" and data.validation is None:
-        yield Finding((key, "data.validation"), f"{cfg.metric_name} is never logged: data.validation is null")

@@ -36,7 +36,7 @@ class DataDefaults(Section):
     """What every dataset takes unless it says otherwise."""
 
     env_name: str | None = None
-    """Key under `env` of the environment that scores the rows."""
+    """Key under `env` of the environment that scores the rows; null takes the only environment there is."""
     prompt_file: str | None = None
     """Text file with a `{}` where the problem goes; null sends the problem as it is."""
     system_prompt_file: str | None = None

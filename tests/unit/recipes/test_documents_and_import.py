@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import copy
 import importlib.util
 import subprocess
@@ -12,7 +13,9 @@ import pytest
 import yaml
 
 from nemo_rl_moe.recipe.load import load_recipe
+from nemo_rl_moe.recipe.rule_names import READING_RULES
 from nemo_rl_moe.recipe.rules import RULES
+from nemo_rl_moe.recipe.rules.runtime import RUN_RULE
 from nemo_rl_moe.recipe.schema_walk import sections
 from tests.unit.recipes.writing import write
 
@@ -227,3 +230,34 @@ def test_every_key_has_a_docstring_and_every_rule_a_reason():
             assert field.description and field.description.endswith("."), f"{path}.{name}"
     assert all(rule.reason.endswith(".") for rule in RULES)
     assert len({rule.name for rule in RULES}) == len(RULES)
+
+
+def named_in_code() -> set[str]:
+    """Rule names that the code gives to problems outside the table of rules: literals handed on as `rule`."""
+    found = set()
+    for path in (REPO / "nemo_rl_moe").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            name = getattr(node, "func", None)
+            called = getattr(name, "id", None) or getattr(name, "attr", None)
+            if called in ("Problem", "_error", "_problem", "Rule") and node.args:
+                found |= {node.args[0].value} if isinstance(node.args[0], ast.Constant) else set()
+    return found
+
+
+def test_every_name_that_a_problem_can_have_is_listed_once_with_its_reason():
+    listed = [line.split(" | ")[0].removeprefix("| ") for line in rule_rows()]
+    names = [rule.name for rule in RULES] + sorted(READING_RULES) + [RUN_RULE.name]
+    assert sorted(listed) == sorted(names) and len(set(names)) == len(names)
+    assert {name for name in named_in_code() if name in names} == {*READING_RULES, RUN_RULE.name}
+    unlisted = named_in_code() - set(names)
+    assert unlisted == set(), unlisted
+
+
+def rule_rows() -> list[str]:
+    """The rows of every table of rules in docs/configuration.md."""
+    rows, inside = [], False
+    for line in (REPO / "docs/configuration.md").read_text().splitlines():
+        inside = line.startswith("| rule | reason") or (inside and line.startswith("|"))
+        if inside and not line.startswith(("| rule | reason", "|---")):
+            rows.append(line)
+    return rows

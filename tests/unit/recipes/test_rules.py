@@ -16,6 +16,7 @@ import yaml
 
 from nemo_rl_moe.recipe.load import load_recipe
 from nemo_rl_moe.recipe.rules import RULES
+from nemo_rl_moe.recipe.scoring import environment_name
 from tests.unit.recipes.writing import PERFORMANCE, TINY, problems_of
 
 EP2 = TINY.with_name("grpo-tiny-moe-cpu-ep2.yaml")
@@ -105,13 +106,26 @@ OBJECTIVE = [
     M("reward scaling", TINY, {"grpo.reward_scaling.source_min": 2.0, "grpo.reward_scaling.enabled": True}, "source_min 2 is not below source_max 1"),
     M("overlong penalty", TINY, {"grpo.reward_shaping.overlong_buffer_length": 17, "grpo.reward_shaping.enabled": True}, "17 tokens, but responses end at 16"),
     M("group size", TINY, {"grpo.num_generations_per_prompt": 1}, "every advantage of a group of one is 0, expected 2 or more"),
-    M("environment", TINY, {"data.train.env_name": "aritmetic"}, "'aritmetic' is no environment; expected one of ['arithmetic']"),
-    M("environment", TINY, {"data.default.env_name": None, "data.train.env_name": "arithmetic"}, "no environment; expected one of ['arithmetic']"),
+    M("environment", TINY, {"data.train.env_name": "aritmetic"}, "'aritmetic' is no environment, expected one of ['arithmetic']; did you mean arithmetic?"),
+    M("environment", TINY, {"data.validation.env_name": "x"}, "'x' is no environment, expected one of ['arithmetic']"),
+    M("environment", TINY, {"data.default.env_name": "x", "data.train.env_name": "arithmetic", "data.validation.env_name": "arithmetic"}, "'x' is no environment"),
+    M("environment", TINY, {"env": {"_override_": True}}, "no environment, expected one that scores the responses"),
+    M("environment", TINY, {"data.train.env_name": None, "data.default.env_name": None, "data.validation.env_name": "more", "env.more.verifier": "math_verify"}, "no environment, expected one of ['arithmetic', 'more'] here or in data.default"),
+    M("environment", TINY, {"data.validation.env_name": None, "data.default.env_name": None, "data.train.env_name": "more", "env.more.verifier": "math_verify"}, "no environment, expected one of ['arithmetic', 'more'] here or in data.default"),
     M("dataset", TINY, {"data.train.dataset_name": "jsonl", "data.train.task": None}, "dataset_name jsonl needs path"),
     M("dataset", TINY, {"data.train.path": "x.jsonl"}, "has no effect with dataset_name reasoning_gym"),
+]  # fmt: skip
+RANKED = {"checkpointing.metric_name": "validation/accuracy", "checkpointing.enabled": True}
+CHECKPOINTS = [
     M("checkpoint metric", TINY, {"checkpointing.metric_name": "val:accuracy"}, "'val:accuracy': expected train/<metric> or validation/<metric>"),
     M("checkpoint metric", TINY, {"checkpointing.metric_name": "validation/acuracy"}, "no such metric; did you mean validation/accuracy?"),
     M("checkpoint metric", TINY, {"checkpointing.metric_name": "validation/accuracy", "checkpointing.enabled": True, **OFF}, "validation/accuracy is never logged: data.validation is null"),
+    M("checkpoint metric", TINY, {"checkpointing.metric_name": "validation/accuracy/maths", "checkpointing.enabled": True, "checkpointing.save_period": 20}, "never logged: arithmetic scores data.validation, expected validation/accuracy/arithmetic"),
+    M("checkpoint metric", TINY, {"checkpointing.metric_name": "train/dynamic_sampling_groups", "checkpointing.enabled": True}, "never logged: use_dynamic_sampling is false"),
+    M("checkpoint metric", TINY, {"grpo.val_period": 0, "grpo.val_at_end": False, **RANKED}, "never logged: val_period is 0 and val_at_end false", "checkpointing.metric_name"),
+    M("checkpoint metric", TINY, {"grpo.val_period": 0, "grpo.val_at_end": True, **RANKED}, "saved every 10 steps and validated at the end only: that of step 10 has no validation/accuracy", "checkpointing.metric_name"),
+    M("checkpoint metric", TINY, {"checkpointing.save_period": 30, **RANKED}, "saved every 30 steps and validated every 20 steps: that of step 30 has no", "checkpointing.metric_name"),
+    M("checkpoint metric", TINY, {"grpo.max_num_steps": 50, "grpo.val_at_end": False, "checkpointing.save_period": 20, **RANKED}, "the checkpoint of the last step, 50, is saved without validation", "checkpointing.metric_name", "note"),
 ]  # fmt: skip
 PLACEMENT = [
     M("generation devices", ASYNC, {"policy.generation.colocated.resources.num_nodes": 4}, "expected 1 to 3 of 4 nodes"),
@@ -197,7 +211,7 @@ NAMING = [
     M("CPU limits", EP2, {"cluster.segment_size": 1}, "1 with cluster.device cpu, expected null"),
     M("CPU limits", TINY, {f"{MEGATRON}.cuda_graph_impl": "local"}, "local with cluster.device cpu, expected none"),
 ]  # fmt: skip
-MUTATIONS = [*ENGINE, *LAYOUT, *BATCHES, *OBJECTIVE, *PLACEMENT, *DISPATCH, *TRAINER, *PRECISION, *NAMING]
+MUTATIONS = [*ENGINE, *LAYOUT, *BATCHES, *OBJECTIVE, *CHECKPOINTS, *PLACEMENT, *DISPATCH, *TRAINER, *PRECISION, *NAMING]
 
 
 @pytest.fixture(autouse=True)
@@ -278,6 +292,15 @@ def test_file_name_with_another_age_is_a_problem(tmp_path):
     file.write_text(yaml.safe_dump({"defaults": str(ASYNC)}))
     assert [str(p).split(": ", 1)[1] for p in problems_of(file)] == [
         "grpo.async_grpo.max_trajectory_age_steps: 1, but the file name says 8"
+    ]
+
+
+def test_the_only_environment_needs_no_name_and_ranks_checkpoints_by_its_own_accuracy():
+    overrides = ["data.default.env_name=null", "checkpointing.enabled=true", "checkpointing.save_period=20"]
+    recipe = load_recipe(TINY, [*overrides, "checkpointing.metric_name=validation/accuracy/arithmetic"]).recipe
+    assert [environment_name(recipe, dataset) for dataset in (recipe.data.train, recipe.data.validation)] == [
+        "arithmetic",
+        "arithmetic",
     ]
 
 
