@@ -8,7 +8,7 @@ from __future__ import annotations
 READING_RULES = {
     "file": "The recipe is there and is text in UTF-8.",
     "tab": "YAML is indented by spaces; a tab is invisible and means something else to each reader.",
-    "yaml": "The file is YAML: maps with text keys, lists and scalars, without tags, endless aliases or endless nesting.",
+    "yaml": "The file is YAML: maps with text keys, lists and scalars, no tags, no endless aliases or nesting.",
     "root": "A recipe is a map of sections.",
     "duplicate key": "A key stands once in a map; of two, one would be lost without a word.",
     "parent": "`defaults` names files that are there.",
