@@ -235,7 +235,7 @@ def test_every_key_has_a_docstring_and_every_rule_a_reason():
 def named_in_code() -> set[str]:
     """Rule names that the code gives to problems outside the table of rules: literals handed on as `rule`."""
     found = set()
-    for path in (REPO / "nemo_rl_moe").rglob("*.py"):
+    for path in (REPO / "nemo_rl_moe/recipe").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             name = getattr(node, "func", None)
             called = getattr(name, "id", None) or getattr(name, "attr", None)
