@@ -10,10 +10,12 @@ from typing import Any
 def add_commands(commands: Any) -> None:
     """Adds every command to the sub-parsers of `bench`."""
     from nemo_rl_moe.bench.flops import command as flops
+    from nemo_rl_moe.bench.memory import command as memory
     from nemo_rl_moe.bench.references import command as references
     from nemo_rl_moe.bench.references import gap_command as gap
 
     _add(commands, "flops", flops, "model FLOPs term by term; tokens/s, TFLOP/s, step time and utilisation")
+    _add(commands, "memory", memory, "memory of a recipe's GPUs, term by term for each pipeline stage")
     _add(commands, "references", references, "published training speeds, with sources and caveats")
     _add(commands, "gap", gap, "one's own speed against published ones, with power and traffic")
 

@@ -21,11 +21,14 @@ def split_devices(recipe: Recipe) -> DeviceSplit:
     """Devices of trainer and generator.
 
     Colocated: both take all. Split over nodes: the generator takes the last `resources.num_nodes` nodes. Split within
-    nodes (`num_nodes` null): the generator takes the last `resources.gpus_per_node` devices of the only node.
+    nodes (`num_nodes` null): the generator takes the last `resources.gpus_per_node` devices of the only node. A recipe
+    for the policy alone has no generator.
     """
     cluster, colocated = recipe.cluster, recipe.policy.generation.colocated
     per_node, nodes = cluster.gpus_per_node, cluster.num_nodes
     every = tuple(range(nodes * per_node))
+    if recipe.benchmark.policy_only:
+        return DeviceSplit(every, (), nodes, 0)
     if colocated.enabled:
         return DeviceSplit(every, every, nodes, nodes)
     wanted = colocated.resources

@@ -181,7 +181,7 @@ def _batch(recipe: Recipe, dp: int, num_engines: int) -> BatchArithmetic:
         train_global_batch_size=policy.train_global_batch_size,
         optimizer_steps_per_step=samples // policy.train_global_batch_size,
         samples_per_dp_rank=policy.train_global_batch_size // dp,
-        prompts_per_engine=grpo.num_prompts_per_step / num_engines,
+        prompts_per_engine=grpo.num_prompts_per_step / num_engines if num_engines else 0.0,
         train_microbatch_tokens=(packing.train_mb_tokens or length * policy.train_micro_batch_size)
         if packing.enabled
         else None,

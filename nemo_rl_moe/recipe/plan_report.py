@@ -30,18 +30,28 @@ def _plan_lines(loaded: LoadedRecipe, layout: Plan) -> list[str]:
         f"PP {megatron.pipeline_model_parallel_size} CP {megatron.context_parallel_size} DP {layout.policy_dp}, "
         f"EP {megatron.expert_model_parallel_size} ETP {megatron.expert_tensor_parallel_size} EDP {layout.policy_edp}, "
         f"dispatcher {megatron.moe_token_dispatcher_type}",
-        f"generation: {len(layout.engines)} engine(s) of {layout.engine_size} device(s), "
-        f"TP {vllm.tensor_parallel_size} PP {vllm.pipeline_parallel_size} EP {vllm.expert_parallel_size}",
-        f"step: {batch.prompts_per_step} prompts x {batch.generations_per_prompt} = {batch.samples_per_step} samples, "
-        f"{batch.optimizer_steps_per_step} optimizer step(s) of {batch.train_global_batch_size}, "
-        f"{batch.samples_per_dp_rank} on each data-parallel rank, {batch.prompts_per_engine:g} prompts on each engine",
     ]
+    if loaded.recipe.benchmark.policy_only:
+        lines.append(
+            f"step: {batch.train_global_batch_size} samples, {batch.samples_per_dp_rank} on each data-parallel rank; "
+            "nothing is generated"
+        )
+    else:
+        lines += [
+            f"generation: {len(layout.engines)} engine(s) of {layout.engine_size} device(s), "
+            f"TP {vllm.tensor_parallel_size} PP {vllm.pipeline_parallel_size} EP {vllm.expert_parallel_size}",
+            f"step: {batch.prompts_per_step} prompts x {batch.generations_per_prompt} = "
+            f"{batch.samples_per_step} samples, "
+            f"{batch.optimizer_steps_per_step} optimizer step(s) of {batch.train_global_batch_size}, "
+            f"{batch.samples_per_dp_rank} on each data-parallel rank, "
+            f"{batch.prompts_per_engine:g} prompts on each engine",
+        ]
     if batch.train_microbatch_tokens is not None:
         lines.append(
             f"packing: micro-batches of {batch.train_microbatch_tokens} tokens in training, "
             f"{batch.logprob_microbatch_tokens} for log-probabilities"
         )
-    if loaded.recipe.data.validation is not None:
+    if loaded.recipe.data.validation is not None and layout.engines:
         sizes = batch.validation_batches
         lines.append(f"validation: {sum(sizes)} prompts at most, in {len(sizes)} batch(es), the last of {sizes[-1]}")
     lines += ["", *_group_lines(layout.process_groups), "", *memory_lines(layout)]

@@ -98,6 +98,8 @@ def _estimate(recipe: Recipe, config: Mapping[str, Any], parameters: ModelParame
         for stage, state in enumerate(states)
         for phase in _trainer_phases(recipe, config, parameters, stage, state, capacity)
     ]
+    if recipe.benchmark.policy_only:
+        engine, phases = None, [phase for phase in phases if phase.name == "training"]
     if engine is not None:
         terms = {"engine weights": engine.weights, "engine working memory": engine.working}
         terms["key/value cache"] = max(engine.cache, 0)
@@ -189,11 +191,12 @@ def _host(
     if cluster.device == "cpu":
         itemsize = 4 if recipe.policy.precision == "float32" else 2
         host["trainer"] = ranks * largest_phase
-        host["weight transfer buffer"] = parameters.total * itemsize
+        if not recipe.benchmark.policy_only:
+            host["weight transfer buffer"] = parameters.total * itemsize
         if engine is not None:
             engines = len(split_devices(recipe).generation) // engine_size(recipe)
             host["engines"] = engines * (engine.weights + engine.cache)
-    elif recipe.policy.generation.colocated.enabled:
+    elif recipe.policy.generation.colocated.enabled and not recipe.benchmark.policy_only:
         host["trainer while the engine runs"] = ranks * (largest["weights"] + largest["optimizer"])
     return host
 
@@ -219,10 +222,10 @@ def _assumptions(recipe: Recipe, parameters: ModelParameters) -> list[str]:
         notes.append("tensors only: what Python and its libraries take is not counted")
     else:
         notes.append(f"overhead of {OVERHEAD[0] // GIB} to {OVERHEAD[1] // GIB} GiB for CUDA, NCCL and fragmentation")
-        if recipe.policy.generation.colocated.enabled:
+        if recipe.policy.generation.colocated.enabled and not recipe.benchmark.policy_only:
             notes.append("while the engine runs, the trainer's weights and optimizer state are in host memory")
     if not parameters.exact:
         notes.append("parameters from published sizes, not from a checkpoint")
     if recipe.policy.megatron_cfg.fp8_cfg.enabled:
-        notes.append("fp8 training: activations are counted in bfloat16, and fp8 copies of weights are not counted")
+        notes.append("fp8 training: activations are counted in bfloat16")
     return notes

@@ -5,6 +5,18 @@ from __future__ import annotations
 from nemo_rl_moe.recipe.schema.policy import MegatronConfig
 
 
+def pipeline_slots(num_layers: int, megatron: MegatronConfig) -> int:
+    """What is divided over the pipeline: the layers, and embedding and loss where they count as one each."""
+    accounted = megatron.account_for_embedding_in_pipeline_split + megatron.account_for_loss_in_pipeline_split
+    return num_layers + accounted
+
+
+def virtual_stages(num_layers: int, megatron: MegatronConfig) -> int:
+    """Model chunks of a pipeline rank (VPP): 1 without an interleaved schedule."""
+    size = megatron.num_layers_per_virtual_pipeline_stage
+    return 1 if size is None else pipeline_slots(num_layers, megatron) // megatron.pipeline_model_parallel_size // size
+
+
 def stage_chunks(num_layers: int, megatron: MegatronConfig) -> list[list[range]]:
     """Layers of every stage, one range for each of its model chunks.
 
@@ -13,10 +25,13 @@ def stage_chunks(num_layers: int, megatron: MegatronConfig) -> list[list[range]]
     """
     stages = megatron.pipeline_model_parallel_size
     size = megatron.num_layers_per_virtual_pipeline_stage
-    if size is not None:
-        per_stage = num_layers // stages // size
-        starts = [[(chunk * stages + stage) * size for chunk in range(per_stage)] for stage in range(stages)]
-        return [[range(start, start + size) for start in own] for own in starts]
+    slots, before = pipeline_slots(num_layers, megatron), int(megatron.account_for_embedding_in_pipeline_split)
+    if size is not None or slots > num_layers:
+        per_stage = 1 if size is None else slots // stages // size
+        size = slots // stages if size is None else size
+        # A slot is a layer, but for the first (the embedding) and the last (the loss) where they count as one.
+        starts = [[(chunk * stages + stage) * size - before for chunk in range(per_stage)] for stage in range(stages)]
+        return [[range(max(start, 0), min(start + size, num_layers)) for start in own] for own in starts]
     first, last = megatron.num_layers_in_first_pipeline_stage, megatron.num_layers_in_last_pipeline_stage
     even = stages - (first is not None) - (last is not None)
     rest = (num_layers - (first or 0) - (last or 0)) // max(even, 1)
@@ -29,12 +44,13 @@ def stage_chunks(num_layers: int, megatron: MegatronConfig) -> list[list[range]]
     return [[range(start, start + size)] for start, size in zip(starts_at, sizes, strict=True)]
 
 
-def chunks_in_flight(stage: int, stages: int, chunks: int, micro_batches: int) -> int:
+def chunks_in_flight(stage: int, stages: int, chunks: int, micro_batches: int, *, overlap: bool = False) -> int:
     """Model chunks of one stage whose activations are in memory at once, at most.
 
     One-forward-one-backward keeps one micro-batch for each stage that comes after, and its own. The interleaved
-    schedule warms up with 2 x (stages after) + (chunks - 1) x stages chunks and then runs one more.
+    schedule warms up with 2 x (stages after) + (chunks - 1) x stages chunks and then runs one more; with the experts'
+    all-to-all overlapped it runs one further ahead.
     """
     if chunks == 1:
         return min(stages - stage, micro_batches)
-    return min(2 * (stages - stage - 1) + (chunks - 1) * stages + 1, micro_batches * chunks)
+    return min(2 * (stages - stage - 1) + (chunks - 1) * stages + 1 + overlap, micro_batches * chunks)

@@ -18,11 +18,17 @@ _LOGIT_PIECES = 2 * 4 * (1 << 24)
 
 @dataclass(frozen=True)
 class RankParameters:
-    """Parameters on one rank of a stage: those copied over DP x CP, those copied over expert-DP, and the trained."""
+    """Parameters on one rank of a stage.
+
+    Args:
+        dense: copied over DP x CP; experts: copied over expert-DP.
+        frozen: not trained. matrices: those that fp8 training multiplies in fp8, so all but vocabulary, norms, router.
+    """
 
     dense: int
     experts: int
     frozen: int
+    matrices: int = 0
 
     @property
     def total(self) -> int:
@@ -41,13 +47,14 @@ def rank_parameters(parameters: ModelParameters, recipe: Recipe) -> list[RankPar
     for stage, chunks in enumerate(stages):
         layers = [parameters.layers[index] for chunk in chunks for index in chunk]
         router = sum(layer.router for layer in layers)
-        dense = sum((layer.mixer + layer.dense) // tp + layer.copied for layer in layers) + router
+        cut = sum((layer.mixer + layer.dense) // tp for layer in layers)
+        dense = cut + sum(layer.copied for layer in layers) + router
         first, last = stage == 0, stage == len(stages) - 1
         # A tied head is the embedding itself, except on a last stage that does not hold the embedding.
         dense += vocabulary * (first + (last and (parameters.head > 0 or not first)))
         dense += parameters.hidden_size if last else 0
         experts = sum(layer.experts for layer in layers) // expert_shards
-        result.append(RankParameters(dense, experts, router if megatron.freeze_moe_router else 0))
+        result.append(RankParameters(dense, experts, router if megatron.freeze_moe_router else 0, cut + experts))
     return result
 
 
@@ -65,16 +72,34 @@ def state_bytes(rank: RankParameters, recipe: Recipe, dp_cp: int, edp: int) -> d
     full = policy.precision == "float32"
     itemsize = 4 if full else 2
     gradient = 4 if full or megatron.distributed_data_parallel_config.grad_reduce_in_fp32 else 2
-    moments = 8 if megatron.optimizer.optimizer == "adam" else 4 if megatron.optimizer.sgd_momentum else 0
+    formats = (megatron.optimizer.exp_avg_dtype, megatron.optimizer.exp_avg_sq_dtype)
+    adam = sum(4 if name == "fp32" else 2 for name in formats)
+    moments = adam if megatron.optimizer.optimizer == "adam" else 4 if megatron.optimizer.sgd_momentum else 0
     each = moments + (0 if full else 4)
     dense, experts = rank.dense - rank.frozen, rank.experts
     if megatron.optimizer.use_distributed_optimizer:
         dense, experts = -(-dense // dp_cp), -(-experts // edp)
-    return {
+    state = {
         "weights": rank.total * itemsize,
         "gradients": (rank.total - rank.frozen) * gradient,
         "optimizer": (dense + experts) * each,
     }
+    copies = fp8_weight_bytes(recipe)
+    return state | {"fp8 weights": int(rank.matrices * copies)} if copies else state
+
+
+def fp8_weight_bytes(recipe: Recipe) -> float:
+    """Bytes of fp8 copies for each matrix parameter, on top of two for bfloat16; 0 without fp8 training.
+
+    Hopper multiplies fp8 matrices in one layout only, so it keeps each weight and its transpose; MXFP8 keeps both for
+    its two directions of scales. With fp8 parameters those are all there is, without them they stand beside bfloat16.
+    """
+    fp8, gpu = recipe.policy.megatron_cfg.fp8_cfg, recipe.cluster.gpu_type
+    if not fp8.enabled:
+        return 0.0
+    one = 1 + (1 / 32 if fp8.fp8_recipe == "mxfp8" else 0)
+    copies = one if fp8.fp8_recipe in ("tensorwise", "delayed") and gpu in ("b200", "gb200", "gb300") else 2 * one
+    return copies - 2 if fp8.fp8_param else copies
 
 
 def row_tokens(recipe: Recipe, *, training: bool) -> int:
@@ -83,6 +108,12 @@ def row_tokens(recipe: Recipe, *, training: bool) -> int:
     samples = policy.train_micro_batch_size if training else policy.logprob_batch_size
     budget = packing.train_mb_tokens if training else packing.logprob_mb_tokens
     return budget if packing.enabled and budget is not None else samples * policy.max_total_sequence_length
+
+
+def most_micro_batches(recipe: Recipe, samples_per_rank: int) -> int:
+    """Micro-batches of a rank in one optimizer step; packed rows may hold one sample only."""
+    packed = recipe.policy.sequence_packing.enabled
+    return samples_per_rank if packed else samples_per_rank // recipe.policy.train_micro_batch_size
 
 
 def activation_bytes(
@@ -94,7 +125,13 @@ def activation_bytes(
     saved = [
         [saved_activations(config, parameters.layers[index], recipe, tokens) for index in chunk] for chunk in chunks
     ]
-    in_flight = chunks_in_flight(stage, megatron.pipeline_model_parallel_size, len(chunks), samples_per_rank)
+    in_flight = chunks_in_flight(
+        stage,
+        megatron.pipeline_model_parallel_size,
+        len(chunks),
+        most_micro_batches(recipe, samples_per_rank),
+        overlap=megatron.overlap_moe_expert_parallel_comm,
+    )
     kept = sum(kept_activations(layer, recipe) for chunk in saved for layer in chunk) / len(chunks)
     # The layer under recomputation is whole again, and backward holds about one gradient for what it reads.
     return int(in_flight * kept + _working_layer([layer for chunk in saved for layer in chunk]))

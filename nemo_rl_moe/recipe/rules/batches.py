@@ -25,7 +25,7 @@ def dp_size(context: Context) -> int | None:
 def samples_divide(context: Context) -> Iterator[Finding]:
     grpo, batch = context.recipe.grpo, context.recipe.policy.train_global_batch_size
     samples = grpo.num_prompts_per_step * grpo.num_generations_per_prompt
-    if samples % batch:
+    if samples % batch and not context.recipe.benchmark.policy_only:
         text = f"{grpo.num_prompts_per_step} prompts x {grpo.num_generations_per_prompt} generations = {samples}"
         yield Finding((GLOBAL, PROMPTS, GENERATIONS), f"{text} samples are not a multiple of the train batch {batch}")
 
@@ -52,6 +52,8 @@ def microbatch_divides(context: Context) -> Iterator[Finding]:
 def on_policy_needs_one_step(context: Context) -> Iterator[Finding]:
     grpo, batch = context.recipe.grpo, context.recipe.policy.train_global_batch_size
     samples = grpo.num_prompts_per_step * grpo.num_generations_per_prompt
+    if context.recipe.benchmark.policy_only:
+        return
     if context.recipe.loss_fn.force_on_policy_ratio and samples % batch == 0 and samples != batch:
         message = f"force_on_policy_ratio needs one optimizer step: {samples} samples a step, train batch {batch}"
         yield Finding(("loss_fn.force_on_policy_ratio", GLOBAL, PROMPTS, GENERATIONS), message)

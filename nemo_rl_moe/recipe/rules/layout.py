@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from nemo_rl_moe.recipe.memory.stages import pipeline_slots
 from nemo_rl_moe.recipe.placement import model_parallel_size, split_devices
+from nemo_rl_moe.recipe.rules.divisors import near_divisors
 from nemo_rl_moe.recipe.rules.registry import Context, Finding, rule
 
 TP = "policy.megatron_cfg.tensor_model_parallel_size"
@@ -15,6 +17,8 @@ ETP = "policy.megatron_cfg.expert_tensor_parallel_size"
 SP = "policy.megatron_cfg.sequence_parallel"
 FIRST = "policy.megatron_cfg.num_layers_in_first_pipeline_stage"
 LAST = "policy.megatron_cfg.num_layers_in_last_pipeline_stage"
+ACCOUNT_EMBEDDING = "policy.megatron_cfg.account_for_embedding_in_pipeline_split"
+ACCOUNT_LOSS = "policy.megatron_cfg.account_for_loss_in_pipeline_split"
 NODES, PER_NODE = "cluster.num_nodes", "cluster.gpus_per_node"
 MODEL = "policy.model_name"
 
@@ -37,6 +41,10 @@ def world_divides(context: Context) -> Iterator[Finding]:
             f"x CP {megatron.context_parallel_size} = {size}"
         )
         message = f"{world} training devices are not a multiple of {shape}"
+        others = megatron.tensor_model_parallel_size * megatron.context_parallel_size
+        if world % others == 0:
+            near = near_divisors(world // others, megatron.pipeline_model_parallel_size)
+            message += f"; PP {near} would divide"
         yield Finding((TP, PP, CP, PER_NODE, NODES), message)
 
 
@@ -53,6 +61,8 @@ def expert_world_divides(context: Context) -> Iterator[Finding]:
         return
     if world % (ep * etp * pp):
         message = f"{world} training devices are not a multiple of EP {ep} x ETP {etp} x PP {pp} = {ep * etp * pp}"
+        if world % (etp * pp) == 0:
+            message += f"; EP {near_divisors(world // (etp * pp), ep)} would divide"
         yield Finding((EP, ETP, PP, PER_NODE, NODES), message)
 
 
@@ -65,7 +75,9 @@ def experts_divide(context: Context) -> Iterator[Finding]:
         if ep > 1:
             yield Finding((EP, MODEL), f"EP {ep}, but the model is dense: expected 1")
     elif context.model.num_experts % ep:
-        yield Finding((EP, MODEL), f"EP {ep} does not divide the model's {context.model.num_experts} experts")
+        experts = context.model.num_experts
+        message = f"EP {ep} does not divide the model's {experts} experts, expected {near_divisors(experts, ep)}"
+        yield Finding((EP, MODEL), message)
 
 
 @rule("expert replicas", "megatron-core reduces expert gradients over the wrong group here: replicas drift apart.")
@@ -94,7 +106,8 @@ def heads_divide(context: Context) -> Iterator[Finding]:
     if model is None:
         return
     if model.num_heads % tp:
-        yield Finding((TP, MODEL), f"TP {tp} does not divide the model's {model.num_heads} attention heads")
+        message = f"TP {tp} does not divide the model's {model.num_heads} attention heads, "
+        yield Finding((TP, MODEL), message + f"expected {near_divisors(model.num_heads, tp)}")
     elif model.num_kv_heads is not None and model.num_kv_heads % tp and tp % model.num_kv_heads:
         yield Finding((TP, MODEL), f"TP {tp} neither divides nor is a multiple of {model.num_kv_heads} key/value heads")
 
@@ -105,16 +118,35 @@ def layers_divide(context: Context) -> Iterator[Finding]:
     pp = megatron.pipeline_model_parallel_size
     first, last = megatron.num_layers_in_first_pipeline_stage, megatron.num_layers_in_last_pipeline_stage
     given = [(key, n) for key, n in ((FIRST, first), (LAST, last)) if n is not None]
+    accounts = [key for key in (ACCOUNT_EMBEDDING, ACCOUNT_LOSS) if getattr(megatron, key.rpartition(".")[2])]
     if pp == 1:
         for key, layers in given:
             yield Finding((key, PP), f"{layers} with PP 1, expected null")
         return
-    if model is None:
-        return
-    stages, layers = pp - len(given), model.num_layers - sum(n for _, n in given)
+    if given and accounts:
+        yield Finding((accounts[0], given[0][0]), "cannot be combined with layer counts of the first or last stage")
+    elif model is not None:
+        yield from _uneven(context, given)
+
+
+def _uneven(context: Context, given: list[tuple[str, int]]) -> Iterator[Finding]:
+    """Layers of a known model that do not divide, given the layers of the first and last stage."""
+    megatron, model = context.recipe.policy.megatron_cfg, context.model
+    assert model is not None
+    pp, slots = megatron.pipeline_model_parallel_size, pipeline_slots(model.num_layers, megatron)
+    stages, layers = pp - len(given), slots - sum(n for _, n in given)
+    keys = (PP, FIRST, LAST, ACCOUNT_EMBEDDING, ACCOUNT_LOSS, MODEL)
     if stages == 0:
         if layers:
-            yield Finding((FIRST, LAST, PP), f"first and last stage hold {first} + {last} of {model.num_layers} layers")
+            text = " + ".join(str(n) for _, n in given)
+            yield Finding((FIRST, LAST, PP), f"first and last stage hold {text} of {model.num_layers} layers")
     elif layers < stages or layers % stages:
-        rest = f"{layers} remaining layers over {stages} stages" if given else f"{layers} layers over PP {pp}"
-        yield Finding((PP, FIRST, LAST, MODEL), f"{rest}: expected a whole number of layers, at least one, on each")
+        more = slots - model.num_layers
+        whole = f"{layers} layers" if not more else f"{layers} layers, embedding and loss counted,"
+        rest = f"{layers} remaining layers over {stages} stages" if given else f"{whole} over PP {pp}"
+        message = f"{rest}: expected a whole number of layers, at least one, on each"
+        if not given:
+            message += f", as with PP {near_divisors(layers, pp)}"
+        if not given and not more and (layers + 2) % pp == 0:
+            message += f"; counting embedding and loss ({ACCOUNT_EMBEDDING}, {ACCOUNT_LOSS}), {layers + 2} divide"
+        yield Finding(keys, message)

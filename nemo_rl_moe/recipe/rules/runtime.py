@@ -63,6 +63,9 @@ RUN_LIMITS = [
     Limit(f"{MEGATRON}.recompute_granularity", ("full",), _NOT_YET),
     Limit(f"{MEGATRON}.moe_flex_dispatcher_backend", (None, "hybridep"), _NOT_YET),
     Limit(f"{MEGATRON}.moe_shared_expert_overlap", (False,), _NOT_YET),
+    Limit(f"{MEGATRON}.overlap_moe_expert_parallel_comm", (False,), _NOT_YET),
+    Limit(f"{MEGATRON}.account_for_embedding_in_pipeline_split", (False,), _NOT_YET),
+    Limit(f"{MEGATRON}.account_for_loss_in_pipeline_split", (False,), _NOT_YET),
     Limit(f"{MEGATRON}.moe_router_enable_expert_bias", (False,), _NOT_YET),
     Limit(f"{MEGATRON}.mtp_num_layers", (0,), _NOT_YET),
     Limit(f"{MEGATRON}.gradient_accumulation_fusion", (False,), _NOT_YET),
@@ -74,6 +77,10 @@ RUN_LIMITS = [
     Limit(f"{MEGATRON}.optimizer.use_precision_aware_optimizer", (False,), _NOT_YET),
     Limit(f"{MEGATRON}.optimizer.optimizer_cpu_offload", (False,), _NOT_YET),
 ]
+
+
+# Left to another command.
+ELSEWHERE_LIMITS = [Limit("benchmark.policy_only", (False,), "`bench train` trains it")]
 
 
 @rule("CPU limits", "What a CPU run does not act on is refused instead of ignored.")
@@ -132,7 +139,7 @@ def _text(value: Any) -> str:
 
 def _run_limits(context: Context) -> Iterator[Finding]:
     on_gpu = context.recipe.cluster.device == "cuda"
-    yield from _beyond(context, [*RUN_LIMITS, *(GPU_ONLY_LIMITS if on_gpu else [])])
+    yield from _beyond(context, [*RUN_LIMITS, *ELSEWHERE_LIMITS, *(GPU_ONLY_LIMITS if on_gpu else [])])
 
 
 RUN_RULE = Rule("run limits", "A run refuses what it would ignore.", _run_limits)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from nemo_rl_moe.recipe.memory.stages import pipeline_slots
+from nemo_rl_moe.recipe.rules.divisors import near_divisors
 from nemo_rl_moe.recipe.rules.layout import FIRST, LAST, PP
 from nemo_rl_moe.recipe.rules.registry import Context, Finding, rule
 
@@ -24,6 +26,10 @@ def optimizer_is_possible(context: Context) -> Iterator[Finding]:
     keys = (f"{OPTIMIZER}.optimizer_offload_fraction", f"{OPTIMIZER}.optimizer_cpu_offload")
     if offload and fraction == 0:
         yield Finding(keys, "0 offloads nothing, expected more than 0 with optimizer_cpu_offload")
+    formats = [key for key in ("exp_avg_dtype", "exp_avg_sq_dtype") if getattr(optimizer, key) != "fp32"]
+    if formats and not optimizer.use_precision_aware_optimizer:
+        state = (f"{OPTIMIZER}.{formats[0]}", f"{OPTIMIZER}.use_precision_aware_optimizer")
+        yield Finding(state, f"{getattr(optimizer, formats[0])} needs use_precision_aware_optimizer true")
     if not offload and fraction > 0:
         yield Finding(keys, "has no effect while optimizer_cpu_offload is false")
     if offload and not optimizer.use_distributed_optimizer and optimizer.optimizer == "adam":
@@ -84,8 +90,9 @@ def virtual_stages_divide(context: Context) -> Iterator[Finding]:
         yield Finding((key, PP), f"{chunk} with PP 1, expected null")
     elif megatron.num_layers_in_first_pipeline_stage or megatron.num_layers_in_last_pipeline_stage:
         yield Finding((key, FIRST, LAST), "cannot be combined with layer counts of the first or last stage")
-    elif model is not None and model.num_layers % pp == 0 and model.num_layers // pp % chunk:
-        yield Finding((key, PP), f"{model.num_layers // pp} layers on a stage are not a multiple of {chunk}")
+    elif model is not None and (slots := pipeline_slots(model.num_layers, megatron)) % pp == 0 and slots // pp % chunk:
+        message = f"{slots // pp} layers on a stage are not a multiple of {chunk}, "
+        yield Finding((key, PP), message + f"expected {near_divisors(slots // pp, chunk)}")
 
 
 @rule("router balance", "A coefficient, rate or loss of the router whose partner is off does nothing.")

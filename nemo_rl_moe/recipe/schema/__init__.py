@@ -7,6 +7,7 @@ from nemo_rl_moe.recipe.schema.base import Section
 from nemo_rl_moe.recipe.schema.generation import GenerationConfig
 from nemo_rl_moe.recipe.schema.policy import PolicyConfig
 from nemo_rl_moe.recipe.schema.run import (
+    BenchmarkConfig,
     CheckpointingConfig,
     ClusterConfig,
     DataConfig,
@@ -35,9 +36,12 @@ class Recipe(Section):
     """Devices."""
     checkpointing: CheckpointingConfig = CheckpointingConfig()
     """Checkpoints."""
+    benchmark: BenchmarkConfig = BenchmarkConfig()
+    """What `bench` does with the recipe."""
 
 
 __all__ = [
+    "BenchmarkConfig",
     "CheckpointingConfig",
     "ClusterConfig",
     "DataConfig",

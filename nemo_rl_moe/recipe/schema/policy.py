@@ -9,6 +9,8 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 from nemo_rl_moe.recipe.schema.base import Section
 from nemo_rl_moe.recipe.schema.generation import GenerationConfig
 
+GraphScope = Literal["attn", "mlp", "moe", "moe_router", "moe_preprocess", "mamba"]
+StateFormat = Literal["fp32", "bf16"]
 RecomputeModule = Literal["core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts"]
 
 
@@ -67,6 +69,10 @@ class OptimizerConfig(Section):
     """Shard optimizer state over the data-parallel ranks (ZeRO-1)."""
     use_precision_aware_optimizer: bool = False
     """Keep optimizer state in the formats that Transformer Engine's fused Adam allows (GPU only)."""
+    exp_avg_dtype: StateFormat = "fp32"
+    """Format of Adam's first moment; other than fp32 needs use_precision_aware_optimizer."""
+    exp_avg_sq_dtype: StateFormat = "fp32"
+    """Format of Adam's second moment, likewise."""
     optimizer_cpu_offload: bool = False
     """Keep optimizer state in host memory and step there (GPU only)."""
     optimizer_offload_fraction: float = Field(0.0, ge=0, le=1)
@@ -131,6 +137,10 @@ class MegatronConfig(Section):
     """Layers of the last pipeline stage; null divides evenly."""
     num_layers_per_virtual_pipeline_stage: PositiveInt | None = None
     """Layers of one virtual stage (interleaved schedule); null is one chunk on each rank."""
+    account_for_embedding_in_pipeline_split: bool = False
+    """Count the embedding as one more layer when the layers are divided over the pipeline."""
+    account_for_loss_in_pipeline_split: bool = False
+    """Count the output matrix and the loss as one more layer, likewise."""
     sequence_parallel: bool = False
     """Shard activations along the sequence between TP regions."""
     activation_checkpointing: bool = False
@@ -147,6 +157,8 @@ class MegatronConfig(Section):
     """Auxiliary balancing loss of the router."""
     moe_aux_loss_coeff: NonNegativeFloat = 0.0
     """Weight of the auxiliary balancing loss."""
+    moe_router_force_load_balancing: bool = False
+    """Route tokens evenly and at random instead of by the router: for benchmarks only."""
     moe_token_dispatcher_type: Literal["alltoall", "allgather", "flex"] = "alltoall"
     """How tokens reach their experts; flex needs a GPU."""
     moe_flex_dispatcher_backend: Literal["hybridep", "deepep"] | None = None
@@ -163,6 +175,10 @@ class MegatronConfig(Section):
     """Older name of moe_flex_dispatcher_backend deepep; refused in favour of it."""
     moe_shared_expert_overlap: bool = False
     """Run shared experts beside the alltoall dispatcher's communication."""
+    overlap_moe_expert_parallel_comm: bool = False
+    """Run the experts' all-to-all of one micro-batch beside the computation of another (1F1B overlap)."""
+    delay_wgrad_compute: bool = False
+    """Compute weight gradients later, to fill that overlap; needs it."""
     moe_router_enable_expert_bias: bool = False
     """Router with a bias for each expert that balances load without an auxiliary loss."""
     moe_router_bias_update_rate: NonNegativeFloat = 0.0
@@ -183,6 +199,8 @@ class MegatronConfig(Section):
     """Turn logits to float32 chunk by chunk instead of all at once."""
     cuda_graph_impl: Literal["none", "local", "transformer_engine"] = "none"
     """CUDA graphs of the training step."""
+    cuda_graph_scope: list[GraphScope] | None = None
+    """Parts of a layer that are captured; null is all that can be."""
     empty_unused_memory_level: int = Field(0, ge=0, le=2)
     """Give cached GPU memory back: never, after each step, or also between forward and backward."""
     clear_memory_caches_before_refit: bool = False

@@ -145,6 +145,17 @@ class ClusterConfig(Section):
     """Time limits of the phases."""
 
 
+class BenchmarkConfig(Section):
+    """`benchmark`: what `bench` does with the recipe."""
+
+    policy_only: bool = False
+    """The recipe is for `bench` alone: the policy trains on synthetic batches, and nothing is generated."""
+    steps: PositiveInt = 20
+    """Steps of `bench train`, warm-up included."""
+    warmup_steps: NonNegativeInt = 5
+    """First steps that its results leave out."""
+
+
 class CheckpointingConfig(Section):
     """`checkpointing`: when and what is saved."""
 

@@ -17,11 +17,12 @@ import yaml
 from nemo_rl_moe.recipe.load import load_recipe
 from nemo_rl_moe.recipe.rules import RULES
 from nemo_rl_moe.recipe.scoring import environment_name
-from tests.unit.recipes.writing import PERFORMANCE, TINY, problems_of
+from tests.unit.recipes.writing import CONFIGS, PERFORMANCE, TINY, problems_of
 
 EP2 = TINY.with_name("grpo-tiny-moe-cpu-ep2.yaml")
 SYNC = PERFORMANCE / "grpo-qwen3-30ba3b-4n4g.yaml"
 ASYNC = PERFORMANCE / "grpo-qwen3-30ba3b-4n4g-async-1off.yaml"
+JUPITER = CONFIGS / "recipes/llm/pretrain/megatron_moe_qwen235BA22B.yaml"
 MXFP8 = PERFORMANCE / "grpo-qwen3-30ba3b-4n4g-mxfp8-rollout.yaml"
 H100 = PERFORMANCE / "grpo-qwen3-30ba3b-4n8g.yaml"
 DENSE = PERFORMANCE / "grpo-qwen3-32b-4n8g.yaml"
@@ -211,7 +212,39 @@ NAMING = [
     M("CPU limits", EP2, {"cluster.segment_size": 1}, "1 with cluster.device cpu, expected null"),
     M("CPU limits", TINY, {f"{MEGATRON}.cuda_graph_impl": "local"}, "local with cluster.device cpu, expected none"),
 ]  # fmt: skip
-MUTATIONS = [*ENGINE, *LAYOUT, *BATCHES, *OBJECTIVE, *CHECKPOINTS, *PLACEMENT, *DISPATCH, *TRAINER, *PRECISION, *NAMING]
+OVERLAP = f"{MEGATRON}.overlap_moe_expert_parallel_comm"
+GRAPHS = {f"{MEGATRON}.cuda_graph_impl": "transformer_engine"}
+BENCHMARK = [
+    M("pipeline layers", JUPITER, {f"{MEGATRON}.account_for_loss_in_pipeline_split": False}, "95 layers, embedding and loss counted, over PP 8: expected a whole number of layers, at least one, on each, as with PP 5 or 19"),
+    M("pipeline layers", BIG, {f"{MEGATRON}.pipeline_model_parallel_size": 8, f"{MEGATRON}.num_layers_in_first_pipeline_stage": None, f"{MEGATRON}.num_layers_in_last_pipeline_stage": None}, "96 divide"),
+    M("pipeline layers", BIG, {f"{MEGATRON}.account_for_loss_in_pipeline_split": True}, "cannot be combined with layer counts"),
+    M("virtual pipeline", JUPITER, {f"{MEGATRON}.num_layers_per_virtual_pipeline_stage": 5}, "12 layers on a stage are not a multiple of 5, expected 4 or 6"),
+    M("experts per rank", JUPITER, {f"{MEGATRON}.expert_model_parallel_size": 12, "cluster.num_nodes": 24, "policy.train_global_batch_size": 1536}, "EP 12 does not divide the model's 128 experts, expected 8 or 16"),
+    M("expert world size", JUPITER, {f"{MEGATRON}.expert_model_parallel_size": 64}, "EP 64 x ETP 1 x PP 8 = 512; EP 32 would divide"),
+    M("optimizer", JUPITER, {f"{MEGATRON}.optimizer.exp_avg_dtype": "bf16"}, "bf16 needs use_precision_aware_optimizer true"),
+    M("all-to-all overlap", JUPITER, {f"{MEGATRON}.delay_wgrad_compute": True}, "has no effect without overlap_moe_expert_parallel_comm"),
+    M("all-to-all overlap", JUPITER, {OVERLAP: True, f"{MEGATRON}.recompute_granularity": "full", f"{MEGATRON}.recompute_modules": None}, "excludes full recomputation"),
+    M("all-to-all overlap", JUPITER, {OVERLAP: True, f"{MEGATRON}.recompute_modules": ["moe"]}, "excludes recomputing moe"),
+    M("all-to-all overlap", JUPITER, {OVERLAP: True, f"{MEGATRON}.num_layers_per_virtual_pipeline_stage": None}, "needs num_layers_per_virtual_pipeline_stage"),
+    M("CUDA graphs", JUPITER, {f"{MEGATRON}.cuda_graph_scope": ["attn"]}, "has no effect with cuda_graph_impl none"),
+    M("CUDA graphs", JUPITER, {f"{MEGATRON}.cuda_graph_scope": ["moe_preprocess"], **GRAPHS}, "moe_preprocess needs moe_router"),
+    M("CUDA graphs", JUPITER, {f"{MEGATRON}.cuda_graph_scope": ["mlp"], OVERLAP: True, **GRAPHS}, "cannot be captured with overlap"),
+    M("forced routing", SYNC, {f"{MEGATRON}.moe_router_force_load_balancing": True}, "true in a recipe that trains, expected false"),
+    M("benchmark steps", JUPITER, {"benchmark.warmup_steps": 50}, "50 warm-up steps leave none of 50 to measure"),
+]  # fmt: skip
+MUTATIONS = [
+    *BENCHMARK,
+    *ENGINE,
+    *LAYOUT,
+    *BATCHES,
+    *OBJECTIVE,
+    *CHECKPOINTS,
+    *PLACEMENT,
+    *DISPATCH,
+    *TRAINER,
+    *PRECISION,
+    *NAMING,
+]
 
 
 @pytest.fixture(autouse=True)
