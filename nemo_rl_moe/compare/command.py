@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
 
 
@@ -27,6 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--val-samples", type=int, metavar="N", help="validation samples, where the runs do not say how many"
     )
+    parser.add_argument("--html", type=Path, metavar="FILE", help="also write one self-contained page")
     parser.add_argument("--markdown", action="store_true", help="Markdown for a pull request instead of the table")
 
 
@@ -38,6 +40,7 @@ def run(arguments: argparse.Namespace) -> None:
     """
     from nemo_rl_moe.compare import as_json, markdown, matching, text
     from nemo_rl_moe.compare.comparison import compare
+    from nemo_rl_moe.compare.page import compare_page
     from nemo_rl_moe.compare.read import read_runs
     from nemo_rl_moe.compare.window import parse_window
     from nemo_rl_moe.errors import UserError
@@ -54,9 +57,26 @@ def run(arguments: argparse.Namespace) -> None:
     pairs = compare(
         base, others, window=window, treatment=arguments.treatment, validation_samples=arguments.val_samples
     )
+    if arguments.html is not None:
+        write_page(arguments.html, compare_page.document(pairs))
     if arguments.json:
         print(json.dumps(as_json.document(pairs), indent=1))
     elif arguments.markdown:
         print(markdown.text(pairs), end="")
     else:
         print("\n".join(text.lines(pairs)))
+
+
+def write_page(path: Path, text: str) -> None:
+    """Writes a page and says where, on stderr: stdout may be JSON.
+
+    Raises:
+        UserError: the file cannot be written.
+    """
+    from nemo_rl_moe.errors import UserError
+
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"--html {path}: cannot write ({error.strerror})") from error
+    print(f"wrote {path}", file=sys.stderr)

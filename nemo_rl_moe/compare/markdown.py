@@ -34,7 +34,7 @@ def _pair(pair: Pair) -> list[str]:
     if (hint := tables.hint(pair)) is not None:
         found.append(f"`{hint.split(' compares')[0]}` compares what both have.")
     for part in tables.sections(pair):
-        rows = [(row.label, f"{row.base} → {row.run}", row.change, row.interval, row.remark) for row in part.rows]
+        rows = [(row.label, " → ".join(row.numbers), row.change, row.interval, row.remark) for row in part.rows]
         found += [f"### {part.title}", table([("", "baseline → run", *tables.HEADS[3:]), *rows], "lrrrl")]
     if pair.warnings:
         found.append("\n".join(["### Notes", "", *(f"- {line}" for line in pair.warnings)]))

@@ -18,6 +18,7 @@ from nemo_rl_moe.compare.statistics import LEVEL, MIN_STEPS, Interval
 
 # Their rows have the same labels.
 _PHASES = (STEP_TIME, THROUGHPUT)
+ACCURACY_TITLE = "Validation accuracy"
 NO_DIFFERENCE = "no difference shown"
 HEADS = ("", "baseline", "run", "change", f"{LEVEL:.0%} interval".replace("%", " %"), "")
 
@@ -33,6 +34,7 @@ class TableRow:
         interval: of the change.
         remark: what else to know; empty mostly.
         shown: as `Line.shown`.
+        ranges: interval of either number by itself, as text; empty mostly.
     """
 
     label: str
@@ -42,10 +44,17 @@ class TableRow:
     interval: str
     remark: str
     shown: str
+    ranges: tuple[str, str] = ("", "")
+
+    @property
+    def numbers(self) -> tuple[str, str]:
+        """Both numbers with their own intervals."""
+        base, run = (f"{n} ({r})" if r else n for n, r in zip((self.base, self.run), self.ranges, strict=True))
+        return base, run
 
     @property
     def cells(self) -> tuple[str, ...]:
-        return self.label, self.base, self.run, self.change, self.interval, self.remark
+        return self.label, *self.numbers, self.change, self.interval, self.remark
 
 
 @dataclass(frozen=True)
@@ -65,7 +74,7 @@ def sections(pair: Pair) -> list[Section]:
         unit = units.pop() if len(units) == 1 else None
         found.append(Section(f"{group} ({unit})" if unit else group, [_row(line, unit is None) for line in own]))
     if pair.accuracies:
-        found.append(Section("Validation accuracy", [_accuracy_row(each) for each in pair.accuracies]))
+        found.append(Section(ACCURACY_TITLE, [_accuracy_row(each) for each in pair.accuracies]))
     return found
 
 
@@ -184,18 +193,18 @@ def _accuracy_row(found: Accuracy) -> TableRow:
     interval = found.interval
     return TableRow(
         f"{name + ', ' if name else ''}step {found.step}",
-        _share(found.base, found.intervals[0]),
-        _share(found.run, found.intervals[1]),
+        f"{100 * found.base:.2f} %",
+        f"{100 * found.run:.2f} %",
         f"{100 * found.change:+.2f} points",
         "-" if interval is None else f"{100 * interval.low:+.1f} to {100 * interval.high:+.1f}",
         remark,
         shown,
+        (_range(found.intervals[0]), _range(found.intervals[1])),
     )
 
 
-def _share(value: float, interval: Interval | None) -> str:
-    text = f"{100 * value:.2f} %"
-    return text if interval is None else f"{text} ({100 * interval.low:.0f}-{100 * interval.high:.0f})"
+def _range(interval: Interval | None) -> str:
+    return "" if interval is None else f"{100 * interval.low:.0f}-{100 * interval.high:.0f}"
 
 
 def health_line(health: Health) -> str:

@@ -1,0 +1,1 @@
+"""Self-contained HTML pages: no script, font or image from elsewhere, readable in light and dark and on a phone."""
