@@ -6,6 +6,10 @@ import argparse
 import json
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from nemo_rl_moe.compare.window import Window
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -17,6 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="RUN",
         help="baseline first: run directory, W&B history (.csv, .json, .jsonl) or offline run, TensorBoard dump",
     )
+    parser.add_argument("--suite", type=Path, metavar="DIR", help="a folder of pairs instead of RUN…: one summary")
     parser.add_argument("--steps", metavar="A-B", help="logged step numbers, both included; default: all after step 1")
     parser.add_argument(
         "--treatment",
@@ -38,21 +43,33 @@ def run(arguments: argparse.Namespace) -> None:
     Raises:
         UserError: runs that cannot be read, or arguments that do not fit.
     """
-    from nemo_rl_moe.compare import as_json, markdown, matching, text
-    from nemo_rl_moe.compare.comparison import compare
-    from nemo_rl_moe.compare.page import compare_page
-    from nemo_rl_moe.compare.read import read_runs
+    from nemo_rl_moe.compare import matching
     from nemo_rl_moe.compare.window import parse_window
     from nemo_rl_moe.errors import UserError
 
-    if len(arguments.runs) < 2:
-        raise UserError(f"compare: {len(arguments.runs)} run(s) given, expected a baseline and at least one other")
+    given = len(arguments.runs)
+    if arguments.suite is not None and given:
+        raise UserError("compare: expected either runs or --suite DIR")
+    if arguments.suite is None and given < 2:
+        raise UserError(f"compare: {given} run(s) given, expected a baseline and at least one other, or --suite DIR")
     if arguments.val_samples is not None and arguments.val_samples < 1:
         raise UserError(f"--val-samples {arguments.val_samples}: expected at least 1")
     if arguments.json and arguments.markdown:
         raise UserError("--json --markdown: expected one of them")
     matching.check_treatment(arguments.treatment)
     window = None if arguments.steps is None else parse_window(arguments.steps)
+    if arguments.suite is not None:
+        _suite(arguments, window)
+    else:
+        _runs(arguments, window)
+
+
+def _runs(arguments: argparse.Namespace, window: Window | None) -> None:
+    from nemo_rl_moe.compare import as_json, markdown, text
+    from nemo_rl_moe.compare.comparison import compare
+    from nemo_rl_moe.compare.page import compare_page
+    from nemo_rl_moe.compare.read import read_runs
+
     base, *others = read_runs(arguments.runs)
     pairs = compare(
         base, others, window=window, treatment=arguments.treatment, validation_samples=arguments.val_samples
@@ -65,6 +82,21 @@ def run(arguments: argparse.Namespace) -> None:
         print(markdown.text(pairs), end="")
     else:
         print("\n".join(text.lines(pairs)))
+
+
+def _suite(arguments: argparse.Namespace, window: Window | None) -> None:
+    from nemo_rl_moe.compare import suite, suite_text
+    from nemo_rl_moe.compare.page import suite_page
+
+    found = suite.read_suite(arguments.suite, window, arguments.treatment, arguments.val_samples)
+    if arguments.html is not None:
+        write_page(arguments.html, suite_page.document(found))
+    if arguments.json:
+        print(json.dumps(suite.document(found), indent=1))
+    elif arguments.markdown:
+        print(suite_text.markdown_text(found), end="")
+    else:
+        print("\n".join(suite_text.lines(found)))
 
 
 def write_page(path: Path, text: str) -> None:

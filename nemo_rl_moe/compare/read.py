@@ -60,6 +60,27 @@ def read_run(path: Path, name: str | None = None) -> RunData:
     return _read_file(path, name, own_folder=False)
 
 
+def is_source(path: Path) -> bool:
+    """Whether a path looks like a run that `read_run` reads, without reading it."""
+    if path.is_file():
+        return path.suffix == ".wandb" or _is_history(path)
+    return path.is_dir() and (
+        (path / "metrics.jsonl").is_file()
+        or (path / "manifest.json").is_file()
+        or any(path.glob("*.wandb"))
+        or (len(_histories(path)) == 1 and not any(entry.is_dir() for entry in path.iterdir()))
+    )
+
+
+def _histories(folder: Path) -> list[Path]:
+    return [file for file in sorted(folder.iterdir()) if file.is_file() and _is_history(file)]
+
+
+def _is_history(file: Path) -> bool:
+    others = (*CONFIG_NAMES, *MANIFEST_NAMES)
+    return file.suffix in (".csv", ".json", ".jsonl") and not file.name.endswith(others)
+
+
 def _read_folder(path: Path, name: str) -> RunData:
     if (path / "metrics.jsonl").is_file():
         return read_run_dir(path, name)
@@ -69,12 +90,7 @@ def _read_folder(path: Path, name: str) -> RunData:
         if len(ids) > 1:
             raise UserError(f"{path}: holds {len(ids)} W&B runs ({', '.join(sorted(ids)[:3])} …); name one of them")
         return read_wandb.read_offline(logs, name)
-    others = (*CONFIG_NAMES, *MANIFEST_NAMES)
-    files = [
-        file
-        for file in sorted(path.iterdir())
-        if file.suffix in (".csv", ".json", ".jsonl") and not file.name.endswith(others)
-    ]
+    files = _histories(path)
     if len(files) == 1:
         return _read_file(files[0], name, own_folder=True)
     found = f"{len(files)} files that may be histories, name one of them" if files else f"nothing known; {_EXPECTED}"

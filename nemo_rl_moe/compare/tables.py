@@ -74,7 +74,7 @@ def sections(pair: Pair) -> list[Section]:
         unit = units.pop() if len(units) == 1 else None
         found.append(Section(f"{group} ({unit})" if unit else group, [_row(line, unit is None) for line in own]))
     if pair.accuracies:
-        found.append(Section(ACCURACY_TITLE, [_accuracy_row(each) for each in pair.accuracies]))
+        found.append(Section(ACCURACY_TITLE, [accuracy_row(each) for each in pair.accuracies]))
     return found
 
 
@@ -184,7 +184,8 @@ def _row(line: Line, with_unit: bool) -> TableRow:
     )
 
 
-def _accuracy_row(found: Accuracy) -> TableRow:
+def accuracy_row(found: Accuracy) -> TableRow:
+    """One validation of both runs."""
     name = found.metric.removeprefix("validation/accuracy").strip("/")
     shown = "no interval"
     if found.interval is not None:

@@ -36,8 +36,8 @@ def document(pairs: Sequence[Pair]) -> str:
     body += _curves(runs, pairs[0])
     for pair in pairs:
         label = "" if len(pairs) == 1 else f": {pair.name}"
-        body += _differences(f"Configuration{label}", pair.differences.config)
-        body += _differences(f"Environment{label}", pair.differences.environment)
+        body += differences(f"Configuration{label}", pair.differences.config)
+        body += differences(f"Environment{label}", pair.differences.environment)
     notes = [note for pair in pairs[:1] for note in tables.footnotes(pair)]
     body += ["<h2>How to read this</h2>", *(f"<p>{escape(note)}</p>" for note in notes), _runs(pairs)]
     return shell.page(title, body)
@@ -150,18 +150,20 @@ def _values(run: RunData, metric: str, pair: Pair) -> NDArray[np.float64] | None
     return None if series is None else pair.window.cut(series).values
 
 
-def _differences(title: str, found: Sequence[Difference] | None) -> list[str]:
+def differences(title: str, found: Sequence[Difference] | None, level: int = 2) -> list[str]:
+    """What differs, under a heading of some level."""
+    head = f"<h{level}>{escape(title)}</h{level}>"
     if found is None:
-        return [f"<h2>{escape(title)}</h2>", "<p>Not known for both runs.</p>"]
+        return [head, "<p>Not known for both runs.</p>"]
     if not found:
-        return [f"<h2>{escape(title)}</h2>", "<p>No difference.</p>"]
+        return [head, "<p>No difference.</p>"]
     kinds = {"confounder": "bad", "treatment": "good", "logging": "soft"}
     rows = [
         [f'<span class="{kinds[kind]}">{kind}</span>', *(f"<code>{escape(cell)}</code>" for cell in rest)]
         for kind, *rest in tables.difference_rows(found)
     ]
     return [
-        f"<h2>{escape(title)}</h2>",
+        head,
         shell.table(["kind", "key", "baseline", "run"], rows, ["text", "text", "text", "text"]),
     ]
 

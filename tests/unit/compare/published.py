@@ -95,11 +95,12 @@ def rows(workload: str, arm: int) -> list[dict[str, float]]:
     return listed
 
 
-def config(arm: int) -> dict[str, Any]:
+def config(arm: int, gpus: int = 16) -> dict[str, Any]:
     """What the two arms differ in: the dispatcher and where they log."""
     return {
         "grpo": {"max_num_steps": LAST, "num_prompts_per_step": 64},
         "policy": {"megatron_cfg": dict(_DISPATCHERS[arm])},
+        "cluster": {"num_nodes": gpus // 4, "gpus_per_node": 4},
         "logger": {"log_dir": f"logs/arm{arm}"},
     }
 
@@ -108,7 +109,7 @@ def write_run(folder: Path, workload: str, arm: int, steps: int = LAST, **manife
     """A run directory of ours that ended after `steps`; `manifest` replaces fields of a run that is done."""
     folder.mkdir(parents=True)
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows(workload, arm)[:steps]))
-    (folder / "config.yaml").write_text(yaml.safe_dump(config(arm)))
+    (folder / "config.yaml").write_text(yaml.safe_dump(config(arm, WORKLOADS[workload]["gpus"])))
     done = {"exit_code": 0, "reason": "done", "versions": {"torch": "2.11.0"}, "host": {"name": f"node{arm}"}}
     (folder / "manifest.json").write_text(json.dumps(done | manifest))
     return folder
