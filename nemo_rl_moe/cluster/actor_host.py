@@ -10,8 +10,12 @@ import faulthandler
 import importlib
 import inspect
 import os
+import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from nemo_rl_moe.errors import UserError
 
 
 class ActorHost:
@@ -29,8 +33,9 @@ class ActorHost:
         self._worker = getattr(importlib.import_module(module), name)(*args)
 
     def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        """Runs a method of the hosted worker."""
-        return getattr(self._worker, method)(*args, **kwargs)
+        """Runs a method of the hosted worker. What it raises reaches the driver, and with its traceback the log."""
+        with _errors_in_log():
+            return getattr(self._worker, method)(*args, **kwargs)
 
     def pid(self) -> int:
         """Process id of the worker."""
@@ -43,7 +48,21 @@ class AsyncActorHost(ActorHost):
     async def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """Runs a method of the hosted worker, a coroutine or not."""
         result = super().call(method, *args, **kwargs)
-        return await result if inspect.isawaitable(result) else result
+        if not inspect.isawaitable(result):
+            return result
+        with _errors_in_log():
+            return await result
+
+
+@contextlib.contextmanager
+def _errors_in_log() -> Iterator[None]:
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception:
+        traceback.print_exc()
+        raise
 
 
 def _redirect_output(path: Path) -> None:

@@ -37,6 +37,8 @@ def ray_session(cluster: ClusterConfig) -> Iterator[None]:
     # Ray starts workers at niceness 15: whatever else runs on the host would stop a thread in the middle of an
     # operation, and the others wait for it.
     os.environ.setdefault("RAY_worker_niceness", "0")
+    # When a rank fails, its peers mostly fail with it. The run tells the first error; Ray would print the others.
+    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
     options: dict = {"log_to_driver": False, "logging_level": "warning"}
     address = os.environ.get("RAY_ADDRESS") or _started_cluster()
     if address in (None, "local"):

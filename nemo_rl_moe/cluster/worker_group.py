@@ -40,6 +40,10 @@ class WorkerFailed(RuntimeError):
         self.life = life
 
 
+class WorkerGaveUp(WorkerFailed, RunFailed):
+    """A worker cannot go on, for a reason that it foresaw: it raised `RunFailed`."""
+
+
 class WorkerDied(WorkerFailed, RunFailed):
     """A worker process ended while something was asked of it."""
 
@@ -193,6 +197,7 @@ class WorkerGroup:
 
         Raises:
             UserError, PhaseTimeout: the worker raised it.
+            WorkerGaveUp: it raised another `RunFailed`.
             WorkerDied, WorkerFailed: it died, or raised anything else.
         """
         rank = call.rank
@@ -202,6 +207,9 @@ class WorkerGroup:
             cause = error.cause
             if isinstance(cause, UserError | PhaseTimeout):
                 raise cause from None
+            if isinstance(cause, RunFailed):
+                where = f" (its log: {self._logs[rank]})" if self._logs[rank] else ""
+                raise WorkerGaveUp(f"{phase}: {self.name} rank {rank}: {cause}{where}", rank, call.life) from None
             message = f"{phase}: {self.name} rank {rank} failed: {cause!r}\n{error}"
             raise WorkerFailed(message, rank, call.life) from cause
         except RayActorError as error:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nemo_rl_moe.errors import UserError
+from nemo_rl_moe.errors import RunFailed, UserError
 from nemo_rl_moe.generation.interface import Completions, SamplingSpec
 from nemo_rl_moe.generation.sleep import SleepState
 from nemo_rl_moe.generation.vllm_compat import weight_spans
@@ -20,7 +20,7 @@ from nemo_rl_moe.recipe.schema import Recipe
 from nemo_rl_moe.refit.checkpoint_shapes import checkpoint_elements
 
 
-class EngineUnusable(RuntimeError):
+class EngineUnusable(RunFailed):
     """The engine must not sample any more: something failed half-way, so its weights or requests are unknown."""
 
 

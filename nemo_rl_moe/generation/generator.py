@@ -63,7 +63,8 @@ class Generator:
         Raises:
             UserError: a prompt is empty or too long for the engine.
             PhaseTimeout: naming the workers that did not answer.
-            RuntimeError: an engine is unusable, or the workers' weights have different versions.
+            RunFailed: an engine is unusable.
+            RuntimeError: the workers' weights have different versions.
         """
         self.check_usable()
         while True:
@@ -173,9 +174,9 @@ class Generator:
         self._failures = 0
 
     def check_usable(self) -> None:
-        """Raises RuntimeError when an update failed."""
+        """Raises RunFailed when an update failed."""
         if self._failure is not None:
-            raise RuntimeError(f"the generator is unusable: {self._failure}")
+            raise RunFailed(f"the generator is unusable: {self._failure}")
 
     def weight_versions(self) -> list[int]:
         """Version of each worker's weights, by rank."""

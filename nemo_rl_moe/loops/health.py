@@ -23,6 +23,17 @@ class HealthGate:
         self._limit = limit
         self._values: deque[float] = deque(maxlen=_WINDOW)
         self._warned = False
+        self._told_no_gradient = False
+
+    def no_gradient(self, why: str | None) -> str | None:
+        """Takes in why a step cannot move the policy, None if it can. Returns what to tell the user, once in a run.
+
+        A policy that has learned its task has many such steps; their share is in the metrics.
+        """
+        if why is None or self._told_no_gradient:
+            return None
+        self._told_no_gradient = True
+        return f"{why}; train/zero_std_fraction and train/grad_norm show further steps like this one"
 
     def observe(self, error: float) -> str | None:
         """Takes in a step's value. Returns what to tell the user when the median begins to be above the limit."""

@@ -78,8 +78,8 @@ def _warn_without_gradient(run: Run, batch: SequenceBatch) -> None:
     values = batch.sample_values
     first_tokens = torch.from_numpy(batch.token_values["advantages"][batch.offsets[:-1]])
     why = why_no_gradient(first_tokens, torch.from_numpy(values["sample_mask"]), torch.from_numpy(values["truncated"]))
-    if why is not None:
-        run.tracker.event(f"warning: {why}")
+    if (warning := run.health.no_gradient(why)) is not None:
+        run.tracker.event(f"warning: {warning}")
 
 
 def with_advantages(run: Run, rollouts: Rollouts) -> SequenceBatch:

@@ -74,6 +74,12 @@ def test_only_a_record_that_something_answers_at_is_joined(monkeypatch, calls) -
         assert (options["address"], options["object_store_memory"]) == ("local", 512 << 20)
 
 
+def test_ray_is_told_before_it_starts_not_to_print_the_errors_of_a_failed_ranks_peers(monkeypatch, calls) -> None:
+    monkeypatch.delenv("RAY_IGNORE_UNHANDLED_ERRORS", raising=False)
+    monkeypatch.setattr(ray, "init", lambda **options: calls.append(dict(os.environ)))
+    assert started_with(monkeypatch, calls, None)["RAY_IGNORE_UNHANDLED_ERRORS"] == "1"
+
+
 def test_ray_address_wins_over_the_record_and_local_asks_for_a_new_ray(monkeypatch, calls) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
     assert {"address", "object_store_memory"}.isdisjoint(started_with(monkeypatch, calls, None))

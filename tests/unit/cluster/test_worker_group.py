@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from nemo_rl_moe.cluster.ray_cluster import check_resources, ray_session, reserve_devices
-from nemo_rl_moe.cluster.worker_group import WorkerDied, WorkerGroup, WorkerSpec
-from nemo_rl_moe.errors import PhaseTimeout, UserError
+from nemo_rl_moe.cluster.worker_group import WorkerDied, WorkerFailed, WorkerGroup, WorkerSpec
+from nemo_rl_moe.errors import PhaseTimeout, RunFailed, UserError
 from nemo_rl_moe.recipe.schema import ClusterConfig
 from tests.shared_ray import ensure_ray
 
@@ -83,6 +83,18 @@ def test_a_failing_rank_does_not_hide_behind_one_that_waits_for_it(doomed_group:
 def test_a_users_mistake_found_in_a_worker_arrives_as_a_user_error(group: WorkerGroup) -> None:
     with pytest.raises(UserError, match="prompt 3 has 9 tokens"):
         group.call("refuse", phase="generation", timeout_s=60)
+
+
+def test_a_worker_that_foresaw_its_end_ends_the_run_with_its_reason_and_leaves_the_traceback_in_its_log(
+    group: WorkerGroup,
+) -> None:
+    with pytest.raises(WorkerFailed, match=r"refit: policy rank \d: the engine is unusable: half") as caught:
+        group.call("give_up", phase="refit", timeout_s=60)
+    # The command line prints a RunFailed as one line.
+    assert isinstance(caught.value, RunFailed)
+    assert "Traceback" not in str(caught.value)
+    log = Path(str(caught.value).rpartition("its log: ")[2].rstrip(")"))
+    assert "in give_up" in log.read_text()
 
 
 def test_a_recipe_for_16_gpus_on_a_host_without_any_fails_within_2_seconds_with_needed_and_found(session) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-from nemo_rl_moe.errors import UserError
+from nemo_rl_moe.errors import RunFailed, UserError
 
 
 class Echo:
@@ -33,6 +33,9 @@ class Echo:
 
     def refuse(self) -> None:
         raise UserError("prompt 3 has 9 tokens, expected at most 8")
+
+    def give_up(self) -> None:
+        raise RunFailed("the engine is unusable: half of its weights are old")
 
     def fail_on(self, rank: int) -> None:
         if self.rank == rank:

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from nemo_rl_moe.cluster.ray_cluster import reserve_devices
 from nemo_rl_moe.cluster.worker_group import WorkerGroup, WorkerSpec
 from nemo_rl_moe.data.prompt import Prompt
-from nemo_rl_moe.errors import PhaseTimeout
+from nemo_rl_moe.errors import PhaseTimeout, RunFailed
 from nemo_rl_moe.generation.generator import Generator
 from nemo_rl_moe.generation.interface import SamplingSpec
 from nemo_rl_moe.recipe.schema import Recipe
@@ -138,9 +138,10 @@ def test_an_update_with_another_models_layout_fails_naming_rank_and_tensor(
     workers: WorkerGroup, recipe: Recipe, sync: Callable[..., int]
 ) -> None:
     generator = Generator(workers, recipe)
-    with pytest.raises(RuntimeError, match=r"generation rank [01] failed: .*experts: 0 elements, the model has 98304"):
+    unusable = r"generation rank [01]: generation worker [01] is unusable: .*experts: 0 elements, the model has 98304"
+    with pytest.raises(RunFailed, match=unusable):
         sync(generator, make_model("dense", 54))
-    with pytest.raises(RuntimeError, match="generator is unusable"):
+    with pytest.raises(RunFailed, match="generator is unusable"):
         generator.generate(as_prompts([[5]]), SPEC)
     # A new facade does not forget it either: the engines know.
     with pytest.raises(RuntimeError, match=r"generation worker [01] is unusable"):

@@ -5,6 +5,14 @@ from __future__ import annotations
 from nemo_rl_moe.loops.health import HealthGate
 
 
+def test_40_steps_without_a_gradient_are_told_once() -> None:
+    gate = HealthGate(limit=1.1)
+    assert gate.no_gradient(None) is None
+    told = [gate.no_gradient("no gradient from rewards") for _ in range(40)]
+    assert told[0] is not None and told[0].startswith("no gradient from rewards; train/zero_std_fraction")
+    assert told[1:] == [None] * 39
+
+
 def test_a_single_step_at_5_among_steps_at_1_is_no_alarm() -> None:
     gate = HealthGate(1.1)
     assert [gate.observe(v) for v in (1.0, 1.0, 5.0, 1.0)] == [None] * 4
