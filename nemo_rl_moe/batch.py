@@ -15,20 +15,25 @@ from numpy.typing import NDArray
 FloatArray = NDArray[np.float32]
 IntArray = NDArray[np.int64]
 
+# Name of the token value that holds which experts each token went to.
+ROUTED_EXPERTS = "routed_experts"
+
 
 @dataclass
 class SequenceBatch:
     """N sequences of prompt and response tokens, T tokens in all, with what is known of each token and sample.
 
-    Per-token arrays have shape [T] and follow the sequences one after the other. A log-probability at position t is
-    that of token t given the tokens before it in its sequence, at the sampling temperature; 0 where none is known.
+    Per-token arrays have shape [T, ...] and follow the sequences one after the other. A log-probability at position t
+    is that of token t given the tokens before it in its sequence, at the sampling temperature; 0 where none is known.
 
     Attributes:
         lengths: int64 [N], tokens of each sequence.
         tokens: int32 [T], token ids.
         token_mask: bool [T], True where the token was sampled by the policy and counts in the loss.
         token_values: [T] each: `generation_logprobs`, `prev_logprobs`, `reference_logprobs`, `advantages` (float32),
-            `token_versions` (int32, version of the weights that sampled it; 0 where none did).
+            `token_versions` (int32, version of the weights that sampled it; 0 where none did). With router replay also
+            `routed_experts` [T, L, K]: the K experts of each token in each of the model's L layers, of type
+            `route_dtype`, -1 where none are known: in layers without experts, and for a token that no pass has seen.
         sample_values: [N] each: `sample_mask` (float32, 0 leaves the sample out of the loss), `rewards` (float32),
             `prompt_ids` (int64, which prompt), `truncated` (bool, cut at the length limit),
             `weight_versions` (int64, version of the weights that sampled its first token).
@@ -43,8 +48,9 @@ class SequenceBatch:
     def __post_init__(self) -> None:
         total = int(self.lengths.sum())
         for name, values in {"tokens": self.tokens, "token_mask": self.token_mask, **self.token_values}.items():
-            if values.shape != (total,):
-                raise ValueError(f"{name} has shape {values.shape}, expected ({total},)")
+            expected = (total, *values.shape[1:]) if name == ROUTED_EXPERTS and values.ndim == 3 else (total,)
+            if values.shape != expected:
+                raise ValueError(f"{name} has shape {values.shape}, expected {expected}")
         for name, values in self.sample_values.items():
             if values.shape != self.lengths.shape:
                 raise ValueError(f"{name} has shape {values.shape}, expected {self.lengths.shape}")
@@ -108,3 +114,8 @@ class SequenceBatch:
             token_values={k: np.concatenate([b.token_values[k] for b in batches]) for k in first.token_values},
             sample_values={k: np.concatenate([b.sample_values[k] for b in batches]) for k in first.sample_values},
         )
+
+
+def route_dtype(num_experts: int) -> np.dtype:
+    """The smallest integer type that holds every expert's number and -1: routes are the largest part of a batch."""
+    return np.dtype(np.int8 if num_experts <= 128 else np.int16)

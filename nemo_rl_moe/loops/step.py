@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from nemo_rl_moe.batch import SequenceBatch
+from nemo_rl_moe.batch import ROUTED_EXPERTS, SequenceBatch
 from nemo_rl_moe.generation.sleep import KV_CACHE, WEIGHTS
 from nemo_rl_moe.grpo.advantages import clip_advantages, group_advantages
 from nemo_rl_moe.grpo.importance import sequence_error_mask
@@ -112,11 +112,17 @@ def with_advantages(run: Run, rollouts: Rollouts) -> SequenceBatch:
 
 
 def with_logprobs(run: Run, batch: SequenceBatch) -> SequenceBatch:
-    """Adds what the loss needs: the policy's own log-probabilities before the update, and the frozen reference's."""
-    cfg, loss = run.recipe.grpo, run.recipe.loss_fn
+    """Adds what the loss needs: the policy's own log-probabilities before the update, and the frozen reference's.
+
+    With router replay from this pass, also the experts that it chose.
+    """
+    cfg, loss, replay = run.recipe.grpo, run.recipe.loss_fn, run.recipe.policy.router_replay
     values: dict = {}
     if not loss.force_on_policy_ratio or cfg.seq_logprob_error_threshold is not None:
-        values["prev_logprobs"] = run.policy.logprobs(batch)
+        if replay.enabled and replay.source == "logprob":
+            values["prev_logprobs"], values[ROUTED_EXPERTS] = run.policy.logprobs_and_routes(batch)
+        else:
+            values["prev_logprobs"] = run.policy.logprobs(batch)
     if loss.reference_policy_kl_penalty > 0 and not cfg.skip_reference_policy_logprobs_calculation:
         values["reference_logprobs"] = run.policy.logprobs(batch, reference=True)
     batch = batch.with_values(tokens=values)

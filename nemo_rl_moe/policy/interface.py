@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from nemo_rl_moe.batch import FloatArray, SequenceBatch
 from nemo_rl_moe.refit.layout import WeightLayout
 
@@ -16,6 +19,9 @@ class PolicyInterface(Protocol):
 
     def logprobs(self, batch: SequenceBatch, reference: bool = False) -> FloatArray:
         """float32 [T]: log-probability of each sampled token at the sampling temperature, 0 for other tokens."""
+
+    def logprobs_and_routes(self, batch: SequenceBatch) -> tuple[FloatArray, NDArray[np.signedinteger]]:
+        """The same of the policy, and the experts that each token went to: [T, L, K] as in SequenceBatch."""
 
     def train(self, batch: SequenceBatch) -> dict[str, float]:
         """One or more optimizer steps; returns their metrics."""

@@ -6,10 +6,12 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
-from nemo_rl_moe.batch import FloatArray, SequenceBatch
+from nemo_rl_moe.batch import ROUTED_EXPERTS, FloatArray, SequenceBatch
 from nemo_rl_moe.cluster.worker_group import WorkerGroup
 from nemo_rl_moe.policy.packing import MicrobatchPlan, RankShard, plan_microbatches
+from nemo_rl_moe.policy.routes import join_routes
 from nemo_rl_moe.policy.shared_prompts import find_families
 from nemo_rl_moe.policy.step_shard import StepShard, count_loss_tokens
 from nemo_rl_moe.policy.worker import MEMORY_PEAK, RankPlace
@@ -53,7 +55,8 @@ class Policy:
             float32 [T]; 0 where `token_mask` is False, whose logits are never computed, and for the first token of a
             sequence, which nothing predicts.
         """
-        bare = SequenceBatch(batch.lengths, batch.tokens, batch.token_mask)
+        routes = {} if reference else {k: v for k, v in batch.token_values.items() if k == ROUTED_EXPERTS}
+        bare = SequenceBatch(batch.lengths, batch.tokens, batch.token_mask, routes)
         plan = self._plan(bare, training=False)
         results = self._workers.call(
             "logprobs",
@@ -62,6 +65,27 @@ class Policy:
             per_worker=[(shard,) for shard in self._by_worker(plan, bare)],
             reference=reference,
         )
+        return self._joined(batch, plan, results)
+
+    def logprobs_and_routes(self, batch: SequenceBatch) -> tuple[FloatArray, NDArray[np.signedinteger]]:
+        """The policy's `logprobs` with its own experts, and the experts: [T, L, K] as in SequenceBatch."""
+        bare = SequenceBatch(batch.lengths, batch.tokens, batch.token_mask)
+        plan = self._plan(bare, training=False)
+        results = self._workers.call(
+            "logprobs_and_routes",
+            phase="policy: log-probabilities",
+            timeout_s=self._timeouts.logprob_s,
+            per_worker=[(shard,) for shard in self._by_worker(plan, bare)],
+        )
+        recorded = [
+            (batch.token_index(plan.rank_samples(place.dp_rank)), routes)
+            for place, (_, routes) in zip(self._places, results, strict=True)
+            if routes is not None
+        ]
+        values = self._joined(batch, plan, [own for own, _ in results])
+        return values, join_routes(len(batch.tokens), recorded)
+
+    def _joined(self, batch: SequenceBatch, plan: MicrobatchPlan, results: Sequence[FloatArray | None]) -> FloatArray:
         values = np.zeros(len(batch.tokens), dtype=np.float32)
         for place, result in zip(self._places, results, strict=True):
             if place.reports:
@@ -73,12 +97,14 @@ class Policy:
 
         Args:
             batch: token values `advantages`, `generation_logprobs`, `prev_logprobs` (unless the on-policy ratio is
-                forced), `reference_logprobs` (with a KL term); sample value `sample_mask`.
+                forced), `reference_logprobs` (with a KL term), `routed_experts` (with router replay); sample value
+                `sample_mask`.
 
         Returns:
-            The loss's metrics, `grad_norm`, `lr`, `skipped_steps`, `policy/num_microbatches` (of one rank, over all
-            optimizer steps), `policy/num_optimizer_steps`, `policy/padding_fraction` (pads among the tokens that
-            went through the model) and `policy/memory_peak_gib` (of the rank with the most).
+            The loss's metrics, `grad_norm`, `lr`, `skipped_steps`, `router_agreement` (with router replay),
+            `policy/num_microbatches` (of one rank, over all optimizer steps), `policy/num_optimizer_steps`,
+            `policy/padding_fraction` (pads among the tokens that went through the model) and `policy/memory_peak_gib`
+            (of the rank with the most).
         """
         size = self._recipe.policy.train_global_batch_size
         per_worker: list[list[StepShard]] = [[] for _ in self._places]

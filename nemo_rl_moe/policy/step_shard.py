@@ -17,8 +17,8 @@ class StepShard:
 
     Attributes:
         shard: its sequences and micro-batches. Token values: `advantages`, `generation_logprobs`, `prev_logprobs`
-            (unless the loss forces the on-policy ratio), `reference_logprobs` (when the loss has a KL term). Sample
-            value: `sample_mask`.
+            (unless the loss forces the on-policy ratio), `reference_logprobs` (when the loss has a KL term),
+            `routed_experts` (with router replay). Sample value: `sample_mask`.
         counts: tokens and sequences in the loss over the global batch of the step.
     """
 

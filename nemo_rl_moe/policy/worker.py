@@ -14,9 +14,11 @@ import torch
 from nemo_rl_moe.batch import FloatArray
 from nemo_rl_moe.errors import UserError
 from nemo_rl_moe.policy.packing import RankShard
+from nemo_rl_moe.policy.routes import RecordedRoutes
 from nemo_rl_moe.recipe.schema import Recipe
 
 if TYPE_CHECKING:
+    from nemo_rl_moe.policy.megatron.routing import Routing
     from nemo_rl_moe.policy.step_shard import StepShard
 
 MEMORY_PEAK = "policy/memory_peak_gib"
@@ -100,7 +102,33 @@ class PolicyWorker:
         return RankPlace(self._layout.dp_rank, self._layout.is_last_stage and self._layout.tp_rank == 0)
 
     def logprobs(self, shard: RankShard, reference: bool = False) -> FloatArray | None:
-        """float32 [T] log-probabilities of sampled tokens, 0 elsewhere; None on ranks that do not report."""
+        """float32 [T] log-probabilities of sampled tokens, 0 elsewhere; None on ranks that do not report.
+
+        The policy's experts are those that the shard carries, the reference's are its own.
+        """
+        from nemo_rl_moe.policy.megatron.routing import Routing
+        from nemo_rl_moe.policy.megatron.schedule import recorded_routing
+
+        return self._logprobs(shard, reference, Routing.OWN if reference else recorded_routing(self._trainer, shard))
+
+    def logprobs_and_routes(self, shard: RankShard) -> tuple[FloatArray | None, RecordedRoutes | None]:
+        """The policy's `logprobs` with its own experts, and which they were in this rank's layers.
+
+        Routes are None on ranks without such layers, and where a tensor-parallel neighbour gives the same.
+        """
+        from nemo_rl_moe.policy.megatron.microbatch import scatter_records
+        from nemo_rl_moe.policy.megatron.routing import Routing
+
+        values = self._logprobs(shard, False, Routing.RECORD)
+        replay = self._trainer.replay
+        if replay is None:
+            raise UserError("policy.router_replay.enabled is false: no experts are recorded")
+        if self._layout.tp_rank != 0 or not replay.layers:
+            return values, None
+        routes = scatter_records(shard, replay.take_records())
+        return values, RecordedRoutes(replay.layers, replay.num_layers, routes)
+
+    def _logprobs(self, shard: RankShard, reference: bool, routing: Routing) -> FloatArray | None:
         from megatron.core import parallel_state as mpu
 
         from nemo_rl_moe.policy.megatron.logprobs import token_logprobs
@@ -125,7 +153,9 @@ class PolicyWorker:
 
         reference_weights = self._reference.in_place_of(self._trainer.model) if reference and self._reference else None
         with torch.no_grad(), reference_weights or nullcontext():
-            parts = run_schedule(self._trainer, shard, shard.batch.token_mask, consume, forward_only=True)
+            parts = run_schedule(
+                self._trainer, shard, shard.batch.token_mask, consume, forward_only=True, routing=routing
+            )
         if not (self._layout.is_last_stage and self._layout.tp_rank == 0):
             return None
         out = torch.zeros(len(shard.batch.tokens), dtype=torch.float32, device=self._device)

@@ -150,6 +150,15 @@ _TRAIN = (
         "e^|d|: the factor between trainer's and generator's probability. 1 when both agree.",
         _TOKENS,
     ),
+    (
+        "router_agreement",
+        "1",
+        "Share of (token, layer) pairs in which the trainer's router would choose the recorded set of experts itself, "
+        "given what the layers before did. Under replay those went through the recorded experts; with measure_only "
+        "through the trainer's own, as without replay. Of all tokens with a recorded route, prompts included (a shared "
+        "one once), in layers with experts. Only with router replay.",
+        "update mean",
+    ),
     ("probs_ratio", "1", "Current over previous probability, as the loss uses it.", _TOKENS),
     ("probs_ratio_clamped", "1", "The ratio after clipping to 1 - ratio_clip_min .. 1 + ratio_clip_max.", _TOKENS),
     ("probs_ratio_max", "1", "Largest ratio.", "largest"),

@@ -5,8 +5,8 @@ What is padding is known from lengths alone: a pad slot holds token 0, and nothi
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
 
 import numpy as np
@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nemo_rl_moe.batch import SequenceBatch
+from nemo_rl_moe.batch import ROUTED_EXPERTS, SequenceBatch
 from nemo_rl_moe.policy.packing import Microbatch, RankShard
 
 
@@ -34,6 +34,8 @@ class Rows:
         targets: int64 [n], ids of the wanted tokens.
         token_index: int64 [n], their positions in the shard's per-token arrays.
         pads: bool [B, S], True where a slot holds no token; None when nobody asked for it.
+        routes: int8 or int16 [B, S, L, K], recorded experts of each slot in each layer, -1 where there are none; None
+            when the batch carries none.
     """
 
     tokens: Tensor
@@ -45,6 +47,7 @@ class Rows:
     targets: Tensor
     token_index: Tensor
     pads: Tensor | None = None
+    routes: Tensor | None = None
 
 
 def build_rows(
@@ -70,6 +73,10 @@ def build_rows(
     pads = np.ones(total, dtype=np.bool_)
     pads[place.slots] = False
     picked = np.flatnonzero((place.within > 0) & wanted[place.index])
+    routes = None
+    if (recorded := batch.token_values.get(ROUTED_EXPERTS)) is not None:
+        routes = np.full((total, *recorded.shape[1:]), -1, dtype=recorded.dtype)
+        routes[place.slots] = recorded[place.index]
 
     def on_device(values: NDArray) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(values)).to(device, non_blocking=True)
@@ -85,6 +92,7 @@ def build_rows(
         targets=on_device(batch.tokens[place.index[picked]].astype(np.int64)),
         token_index=on_device(place.index[picked]),
         pads=on_device(pads.reshape(shape)) if mark_pads else None,
+        routes=None if routes is None else on_device(routes.reshape(*shape, *routes.shape[1:])),
     )
 
 
@@ -141,6 +149,48 @@ def _shared_places(batch: SequenceBatch, microbatch: Microbatch) -> _Places:
     return _Places(
         np.concatenate(index), np.concatenate(within), np.arange(slot), np.concatenate(before), tuple(families)
     )
+
+
+def token_slots(batch: SequenceBatch, microbatch: Microbatch) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Where each token of the micro-batch's sequences is computed.
+
+    Returns:
+        int64 [n] positions in the batch's per-token arrays, and int64 [n] slots b * S + s. A slot of a shared prompt
+        comes once for each sequence that has the prompt.
+    """
+    if not microbatch.families:
+        place = _places(batch, microbatch)
+        return place.index, place.slots
+    offsets = batch.offsets
+    index, slots = [], []
+    samples, slot = iter(microbatch.samples), 0
+    for count, prompt in microbatch.families:
+        start = slot
+        slot += prompt
+        for i in islice(samples, count):
+            size = int(batch.lengths[i]) - prompt
+            index.append(np.arange(offsets[i], offsets[i + 1]))
+            slots += [np.arange(start, start + prompt), np.arange(slot, slot + size)]
+            slot += size
+    return np.concatenate(index), np.concatenate(slots)
+
+
+def scatter_records(shard: RankShard, records: Sequence[Tensor]) -> NDArray:
+    """What was recorded of each slot, for each token.
+
+    Args:
+        records: [B, S, ...] of each of the shard's micro-batches.
+
+    Returns:
+        [T, ...], in the order of the shard's tokens.
+    """
+    first = records[0]
+    out = np.empty((len(shard.batch.tokens), *first.shape[2:]), dtype=first.numpy().dtype)
+    for microbatch, record in zip(shard.microbatches, records, strict=True):
+        # The pass may have made rows longer than planned (prepadding).
+        index, slots = token_slots(shard.batch, replace(microbatch, row_length=record.shape[1]))
+        out[index] = record.flatten(0, 1).numpy()[slots]
+    return out
 
 
 def iterate_rows(

@@ -103,6 +103,7 @@ def transformer_config(shape: ModelShape, policy: PolicyConfig, layout: Parallel
         apply_rope_fusion=cfg.apply_rope_fusion,
         gradient_accumulation_fusion=False,
         persist_layer_norm=on_gpu,
+        moe_enable_routing_replay=policy.router_replay.enabled and bool(shape.num_experts),
         **_parallel_settings(cfg),
         **_moe_settings(shape, cfg),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -14,6 +14,9 @@ from nemo_rl_moe.errors import UserError
 from nemo_rl_moe.policy.megatron.head import HeadRows
 from nemo_rl_moe.policy.megatron.prepadding import EqualRows, keep_pads_from_experts
 from nemo_rl_moe.recipe.schema.policy import PolicyConfig
+
+if TYPE_CHECKING:
+    from nemo_rl_moe.policy.megatron.router_replay import ExpertReplay
 
 
 @dataclass
@@ -26,6 +29,7 @@ class Trainer:
         scheduler: Megatron's OptimizerParamScheduler; one unit is one optimizer step.
         head: the model's output layer, told which rows to compute.
         equal_rows: makes or checks equal row lengths over an expert group.
+        replay: records and replays which experts tokens go to; None when the recipe asks for neither.
         max_grad_norm: gradients of a larger norm are scaled down to it; 0 never scales.
         slots: tokens that went through the model so far, pads included.
     """
@@ -36,6 +40,7 @@ class Trainer:
     head: HeadRows
     equal_rows: EqualRows
     max_grad_norm: float
+    replay: ExpertReplay | None = None
     slots: int = 0
 
     @property
@@ -48,7 +53,8 @@ def build_trainer(model: Sequence[Any], policy: PolicyConfig) -> Trainer:
     """Wraps the model chunks and makes their optimizer. Megatron's parallel state must be initialized.
 
     Raises:
-        UserError: the distributed optimizer is asked for with another update rule than adam.
+        UserError: the distributed optimizer is asked for with another update rule than adam, or router replay of a
+            model without experts.
     """
     from megatron.core.distributed import (
         DistributedDataParallel,
@@ -82,11 +88,23 @@ def build_trainer(model: Sequence[Any], policy: PolicyConfig) -> Trainer:
     if ddp_config.overlap_param_gather:
         transformer_config.param_sync_func = wrapped[0].start_param_sync
     optimizer = get_megatron_optimizer(_optimizer_config(policy), wrapped, use_gloo_process_groups=False)
+    replay = None
+    if policy.router_replay.enabled:
+        # Imported here: it is a subclass of Megatron's, which must not be imported before the CPU backend is there.
+        from nemo_rl_moe.policy.megatron.router_replay import ExpertReplay
+
+        replay = ExpertReplay(model, policy.router_replay.measure_only)
     equal_rows = EqualRows(cfg)
     if equal_rows.pads:
         keep_pads_from_experts(wrapped)
     return Trainer(
-        wrapped, optimizer, _scheduler(optimizer, policy), HeadRows(wrapped), equal_rows, policy.max_grad_norm
+        wrapped,
+        optimizer,
+        _scheduler(optimizer, policy),
+        HeadRows(wrapped),
+        equal_rows,
+        policy.max_grad_norm,
+        replay,
     )
 
 

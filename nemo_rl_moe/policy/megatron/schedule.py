@@ -10,8 +10,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from nemo_rl_moe.batch import ROUTED_EXPERTS
 from nemo_rl_moe.policy.megatron.microbatch import Rows, iterate_rows
 from nemo_rl_moe.policy.megatron.optimizer import Trainer
+from nemo_rl_moe.policy.megatron.routing import Routing
 from nemo_rl_moe.policy.packing import RankShard
 
 T = TypeVar("T")
@@ -24,6 +26,7 @@ def run_schedule(
     consume: Callable[[Tensor, Tensor | None, Rows], tuple[Tensor, T]],
     *,
     forward_only: bool,
+    routing: Routing = Routing.OWN,
 ) -> list[T]:
     """Runs all micro-batches of the shard.
 
@@ -32,6 +35,7 @@ def run_schedule(
         consume: (logits [..., V / tp], which of their rows predict `rows.targets` (None: all, in order), rows) ->
             (scalar whose gradient is taken, anything). The schedule divides the scalar in place by the number of
             micro-batches.
+        routing: which experts tokens go to, and whether that is recorded (`trainer.replay`).
 
     Returns:
         What `consume` gave second, for each micro-batch; empty unless this is the last pipeline stage.
@@ -41,12 +45,20 @@ def run_schedule(
     def forward_step(rows_iterator: Any, chunk: Any) -> tuple[Tensor, Callable]:
         rows = next(rows_iterator)
         sources = trainer.head.pick(rows.sources)
-        output = chunk(**model_inputs(rows))
+        if replay is None:
+            output = chunk(**model_inputs(rows))
+        else:
+            replay.load(rows.routes)
+            output = chunk(**model_inputs(rows))
+            replay.unload(rows.tokens.shape)
         return output, lambda logits: consume(logits, sources, rows)
 
     shard = trainer.equal_rows.apply(shard, trainer.device)
     trainer.slots += sum(m.rows * m.row_length for m in shard.microbatches)
     first = shard.microbatches[0]
+    replay = trainer.replay
+    if replay is not None:
+        replay.begin(routing, training=not forward_only)
     return get_forward_backward_func()(
         forward_step_func=forward_step,
         data_iterator=iterate_rows(shard, wanted, trainer.device, mark_pads=trainer.equal_rows.pads),
@@ -56,6 +68,12 @@ def run_schedule(
         micro_batch_size=first.rows,
         forward_only=forward_only,
     )
+
+
+def recorded_routing(trainer: Trainer, shard: RankShard) -> Routing:
+    """Replay where the trainer does it and the shard carries routes, else the router's own choice."""
+    carried = ROUTED_EXPERTS in shard.batch.token_values
+    return Routing.REPLAY if trainer.replay is not None and carried else Routing.OWN
 
 
 def model_inputs(rows: Rows) -> dict[str, Any]:

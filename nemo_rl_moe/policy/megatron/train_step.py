@@ -15,12 +15,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from nemo_rl_moe.batch import ROUTED_EXPERTS
 from nemo_rl_moe.grpo.loss import grpo_loss
 from nemo_rl_moe.grpo.types import TokenBatch
 from nemo_rl_moe.policy.megatron.logprobs import token_logprobs
 from nemo_rl_moe.policy.megatron.microbatch import Rows
 from nemo_rl_moe.policy.megatron.optimizer import Trainer, apply_gradients, current_lr, gather_parameters, zero_grads
-from nemo_rl_moe.policy.megatron.schedule import run_schedule
+from nemo_rl_moe.policy.megatron.schedule import recorded_routing, run_schedule
 from nemo_rl_moe.policy.step_shard import StepShard, loss_mask
 from nemo_rl_moe.recipe.schema import LossConfig
 
@@ -33,13 +34,16 @@ def train_step(
     Returns:
         On the last pipeline stage: the loss's metrics over the global batch. Everywhere: `grad_norm` (before clipping),
         `lr` (that of this step) and `skipped_steps` (1.0 when the loss or a gradient was not finite, or no token was
-        in the loss, and nothing was updated).
+        in the loss, and nothing was updated); with router replay `router_agreement`.
     """
     from megatron.core import parallel_state as mpu
 
     device = trainer.device
     shard, mask = step.shard, loss_mask(step.shard.batch)
-    values = {name: torch.from_numpy(v).to(device) for name, v in shard.batch.token_values.items()}
+    # Routes go to the device with the rows that they belong to.
+    values = {
+        name: torch.from_numpy(v).to(device) for name, v in shard.batch.token_values.items() if name != ROUTED_EXPERTS
+    }
     sequence_ids = torch.from_numpy(shard.batch.sequence_ids).to(device)
     scale = len(shard.microbatches) * mpu.get_data_parallel_world_size()
     group = mpu.get_tensor_model_parallel_group()
@@ -60,10 +64,12 @@ def train_step(
 
     zero_grads(trainer)
     lr = current_lr(trainer)
-    parts = run_schedule(trainer, shard, mask, consume, forward_only=False)
+    parts = run_schedule(trainer, shard, mask, consume, forward_only=False, routing=recorded_routing(trainer, shard))
     metrics = reduce_metrics(parts, mpu.get_data_parallel_group(with_context_parallel=True), device)
     # Without a token in the loss the gradient is 0, but momentum and weight decay would move the weights all the same.
     trainable = step.counts.tokens > 0 and math.isfinite(metrics.get("loss", 0.0))
+    if trainer.replay is not None:
+        metrics["router_agreement"] = trainer.replay.agreement(device)
     norm, updated = apply_gradients(trainer, trainable)
     return {**metrics, "grad_norm": norm, "lr": lr, "skipped_steps": 0.0 if updated else 1.0}
 

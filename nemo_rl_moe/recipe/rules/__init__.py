@@ -18,6 +18,7 @@ from nemo_rl_moe.recipe.rules import (
     overlap,
     placement,
     precision,
+    replay,
     runtime,
     trainer,
 )
@@ -51,6 +52,7 @@ __all__ = [
     "overlap",
     "placement",
     "precision",
+    "replay",
     "runtime",
     "trainer",
 ]

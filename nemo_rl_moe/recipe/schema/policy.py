@@ -46,6 +46,17 @@ class SequencePackingConfig(Section):
     """One loss call for a packed micro-batch instead of one for each sequence."""
 
 
+class RouterReplayConfig(Section):
+    """`policy.router_replay`: tokens are trained in the experts that an earlier pass chose for them."""
+
+    enabled: bool = False
+    """Record each token's experts and replay them where the policy is trained; the reference keeps its own."""
+    source: Literal["logprob"] = "logprob"
+    """Whose experts: those of the trainer's own log-probability pass before the update."""
+    measure_only: bool = False
+    """Train with the trainer's own experts, and only log how often the recorded ones are the same."""
+
+
 class OptimizerConfig(Section):
     """Megatron's optimizer."""
 
@@ -246,6 +257,8 @@ class PolicyConfig(Section):
     """Gradient norm above which gradients are scaled down; 0 never scales."""
     sequence_packing: SequencePackingConfig = Field(default_factory=SequencePackingConfig)
     """Sequence packing."""
+    router_replay: RouterReplayConfig = Field(default_factory=RouterReplayConfig)
+    """Router replay."""
     megatron_cfg: MegatronConfig = Field(default_factory=MegatronConfig)
     """The Megatron trainer."""
     generation: GenerationConfig

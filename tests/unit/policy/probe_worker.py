@@ -48,6 +48,31 @@ class ProbeWorker(PolicyWorker):
         found, self._routing = self._routing, []
         return found
 
+    def perturb_routers(self, scale: float) -> None:
+        """Adds noise of the given size to every router's weights, the same on all ranks."""
+        generator = torch.Generator().manual_seed(0)
+        for name, parameter in self._trainer.model[0].named_parameters():
+            if ".router." in name:
+                parameter.data += scale * torch.randn(parameter.shape, generator=generator)
+
+    def watch_experts(self) -> None:
+        """From now on the map of tokens to experts of every router is recorded, recomputed passes included."""
+        from megatron.core.transformer.moe.router import TopKRouter
+
+        self._maps: list[tuple[int, np.ndarray]] = []
+
+        def record(router, _, output) -> None:
+            self._maps.append((router.layer_number - 1, output[1].numpy().copy()))
+
+        for module in self._trainer.model[0].modules():
+            if isinstance(module, TopKRouter):
+                module.register_forward_hook(record)
+
+    def expert_maps(self) -> list[tuple[int, np.ndarray]]:
+        """What was recorded since the last call: layer, and bool [tokens, experts]."""
+        found, self._maps = self._maps, []
+        return found
+
     def random_state(self) -> bytes:
         """State of torch's generator."""
         return torch.get_rng_state().numpy().tobytes()

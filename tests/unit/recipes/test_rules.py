@@ -190,6 +190,14 @@ TRAINER = [
     M("logprob chunks", SYNC, {"policy.logprob_chunk_size": 1024}, "1024 needs defer_fp32_logits true"),
     M("batch invariance", DENSE, {"loss_fn.force_on_policy_ratio": False}, "4, but the training micro-batch is 1", "policy.logprob_batch_size", "warning"),
 ]  # fmt: skip
+REPLAY = {"policy.router_replay.enabled": True}
+REPLAYS = [
+    M("router replay", TINY, {"policy.router_replay.measure_only": True}, "has no effect while router_replay.enabled is false"),
+    M("router replay", DENSE, REPLAY, "true, but the model is dense: expected false"),
+    M("router replay", JUPITER, REPLAY, "true in a benchmark, where no pass records, expected false"),
+    M("router replay", SYNC, {"policy.router_replay.source": "logprob", **REPLAY}, "logprob with force_on_policy_ratio, which leaves that pass out"),
+    M("router replay", SYNC, {**REPLAY, "loss_fn.force_on_policy_ratio": False, f"{MEGATRON}.cuda_graph_impl": "local"}, "true with cuda_graph_impl local: a captured router replays nothing"),
+]  # fmt: skip
 PRECISION = [
     M("fp8 rollout keys", SYNC, {f"{VLLM}.quantization_ignore_patterns": ["q_proj"]}, "has no effect with precision auto, expected fp8"),
     M("MXFP8 rollout", MXFP8, {f"{VLLM}.quantization_ignore_patterns": None}, "expected the modules that stay in bfloat16"),
@@ -243,6 +251,7 @@ MUTATIONS = [
     *DISPATCH,
     *TRAINER,
     *PRECISION,
+    *REPLAYS,
     *NAMING,
 ]
 
