@@ -12,9 +12,10 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
+from nemo_rl_moe import interrupts
 from nemo_rl_moe.errors import RunFailed, UserError
 
-EXIT_DONE, EXIT_FAILED, EXIT_USER, EXIT_INTERRUPTED = 0, 1, 2, 130
+EXIT_DONE, EXIT_FAILED, EXIT_USER, EXIT_INTERRUPTED = 0, 1, 2, interrupts.EXIT_INTERRUPTED
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -141,6 +142,11 @@ def _json_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
+    with interrupts.handled():
+        return _run_recipe(arguments)
+
+
+def _run_recipe(arguments: argparse.Namespace) -> int:
     from nemo_rl_moe.recipe.load import load_recipe, refuse_unsupported
 
     loaded = load_recipe(arguments.recipe, arguments.overrides)

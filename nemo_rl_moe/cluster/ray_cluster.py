@@ -5,14 +5,17 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import signal
 import socket
+import threading
 import time
 from collections.abc import Iterator
 
 import ray
-from ray._private.utils import get_num_cpus, read_ray_address
+from ray._private import utils as ray_utils
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 
+from nemo_rl_moe import interrupts
 from nemo_rl_moe.errors import PhaseTimeout, UserError
 from nemo_rl_moe.limits import RAY_PROBE_S
 from nemo_rl_moe.recipe.schema import ClusterConfig
@@ -48,24 +51,56 @@ def ray_session(cluster: ClusterConfig) -> Iterator[None]:
             options["object_store_memory"] = _CPU_OBJECT_STORE_BYTES
         if cluster.oversubscribe_cpus:
             needed = cluster.num_nodes * cluster.gpus_per_node * cluster.cpus_per_device
-            options["num_cpus"] = max(needed, get_num_cpus())
+            options["num_cpus"] = max(needed, ray_utils.get_num_cpus())
     # Ray tells at each start that its cluster asks for a token, which is what we want.
     logging.getLogger("ray._private.authentication.authentication_token_setup").setLevel(logging.ERROR)
+    try:
+        # A Ray that is stopped while it starts leaves its agents behind.
+        with interrupts.held(), _signals_kept_apart():
+            _connect(address, options)
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _connect(address: str | None, options: dict) -> None:
     try:
         ray.init(**options)
     except ConnectionError as error:
         raise UserError(
             f"Ray at {address}: {error}; correct RAY_ADDRESS, or set RAY_ADDRESS=local to start one for this run"
         ) from error
+
+
+@contextlib.contextmanager
+def _signals_kept_apart() -> Iterator[None]:
+    """Leaves signals to the driver while Ray starts in the block.
+
+    Ray would replace the driver's SIGTERM handler by one that exits with 15, and its processes would be in the driver's
+    process group: a terminal that closes, or a scheduler that signals the group, would end them under a driver that
+    still needs them for its clean-up. In sessions of their own they end with the driver, as Ray has it, or before.
+    """
+    keep_handler, die_with_parent = ray_utils.set_sigterm_handler, ray_utils.set_kill_on_parent_death_linux
+    handler = signal.getsignal(signal.SIGTERM)
+
+    def in_own_session() -> None:
+        os.setsid()
+        die_with_parent()
+
+    ray_utils.set_sigterm_handler = lambda _: None
+    ray_utils.set_kill_on_parent_death_linux = in_own_session
     try:
         yield
     finally:
-        ray.shutdown()
+        ray_utils.set_sigterm_handler, ray_utils.set_kill_on_parent_death_linux = keep_handler, die_with_parent
+        if threading.current_thread() is threading.main_thread():
+            # Ray's core has put one of its own in front of it, which prints a stack trace.
+            signal.signal(signal.SIGTERM, handler)
 
 
 def _started_cluster() -> str | None:
     """Address of the Ray that the newest `ray start` on this host left in its record; None when it is gone."""
-    address = read_ray_address()
+    address = ray_utils.read_ray_address()
     if not address:
         return None
     host, _, port = address.rpartition(":")

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import signal
-from collections.abc import Iterator
-from types import FrameType
-from typing import NoReturn
 
+from nemo_rl_moe import interrupts
 from nemo_rl_moe.bench.flops.models import recipe_flops
 from nemo_rl_moe.cluster.ray_cluster import check_resources, ray_session, reserve_devices
 from nemo_rl_moe.data.datasets import load_prompts
@@ -29,7 +26,7 @@ from nemo_rl_moe.tracking.run_dir import RunDirectory
 from nemo_rl_moe.tracking.timers import PhaseTimer
 from nemo_rl_moe.tracking.tracker import Tracker
 
-EXIT_DONE, EXIT_FAILED, EXIT_USER, EXIT_INTERRUPTED = 0, 1, 2, 130
+EXIT_DONE, EXIT_FAILED, EXIT_USER, EXIT_INTERRUPTED = 0, 1, 2, interrupts.EXIT_INTERRUPTED
 
 
 def run_recipe(loaded: LoadedRecipe, *, resume: bool) -> int:
@@ -57,20 +54,20 @@ def run_recipe(loaded: LoadedRecipe, *, resume: bool) -> int:
     resume = resume and not nothing_to_resume
     if not resume:
         checkpointing.refuse_foreign(recipe, root)
-    with contextlib.ExitStack() as stack:
+    code, reason, tracker = EXIT_FAILED, "failed", None
+    with contextlib.ExitStack() as stack, interrupts.raised():
         verifiers = stack.enter_context(VerifierPool(recipe.env))
         stack.enter_context(ray_session(recipe.cluster))
-        # After Ray's start, which puts a handler of its own in place that ends the process without a clean-up.
-        stack.enter_context(_signals_as_interrupt())
         check_resources(recipe.cluster)
-        directory = RunDirectory.open(loaded, resume=resume)
-        verifiers.log_to(directory.path / "logs")
-        tracker = Tracker(directory, loaded)
-        if nothing_to_resume:
-            tracker.event("there is no complete checkpoint to resume from: starting at step 1")
-        code, reason = EXIT_FAILED, "failed"
         try:
-            _run(loaded, data, verifiers, tracker, directory, resume=resume)
+            with interrupts.held():  # A run directory is there with its record or not at all.
+                directory = RunDirectory.open(loaded, resume=resume)
+                tracker = Tracker(directory, loaded)
+            verifiers.log_to(directory.path / "logs")
+            tracker.start_backends()
+            if nothing_to_resume:
+                tracker.event("there is no complete checkpoint to resume from: starting at step 1")
+            _run(loaded, data, verifiers, tracker, directory, stack, resume=resume)
             code, reason = EXIT_DONE, "done"
         except KeyboardInterrupt:
             code, reason = EXIT_INTERRUPTED, "interrupted"
@@ -79,7 +76,9 @@ def run_recipe(loaded: LoadedRecipe, *, resume: bool) -> int:
             reason = f"{type(error).__name__}: {error}"
             raise
         finally:
-            tracker.close(code, reason)
+            # Before the stack ends the workers: Ray may be gone, and the record must not wait for it.
+            if tracker is not None:
+                tracker.close(code, reason)
     return code
 
 
@@ -98,54 +97,33 @@ def _run(
     verifiers: VerifierPool,
     tracker: Tracker,
     directory: RunDirectory,
+    stack: contextlib.ExitStack,
     *,
     resume: bool,
 ) -> None:
-    """Starts the workers, wires the parts together and hands them to the driver."""
+    """Starts the workers, which the stack will end, wires the parts together and hands them to the driver."""
     recipe, layout = loaded.recipe, plan(loaded.recipe)
-    with contextlib.ExitStack() as stack:
-        placement = stack.enter_context(reserve_devices(recipe.cluster))
-        tracker.event(f"starting {len(layout.policy_ranks)} policy rank(s) and {len(layout.engines)} engine(s)")
-        policy, generator = start_workers(
-            stack, recipe, layout, placement, directory.path / "logs", on_event=tracker.event
-        )
-        synchronizer = WeightSynchronizer(policy, generator)
-        stack.callback(synchronizer.close)
-        run = Run(
-            recipe=recipe,
-            plan=layout,
-            policy=policy,
-            generator=generator,
-            synchronizer=synchronizer,
-            verifiers=verifiers,
-            data=data,
-            tracker=tracker,
-            timer=PhaseTimer(on_phase=tracker.phase),
-            run_dir=directory.path,
-            health=HealthGate(recipe.grpo.token_mult_prob_error_warning),
-            # The folder, which a hub id has in the local cache by now.
-            flops=recipe_flops(recipe.policy, model_folder(recipe.policy.model_name)),
-        )
-        if resume:
-            checkpointing.resume(run)
-        driver = async_one_off if recipe.grpo.async_grpo.enabled else sync
-        driver.train(run)
-
-
-@contextlib.contextmanager
-def _signals_as_interrupt() -> Iterator[None]:
-    """SIGINT and SIGTERM end the run in the same clean way.
-
-    A job scheduler sends SIGTERM. SIGINT gets a handler too, because a shell starts background jobs with it ignored.
-    """
-
-    def interrupt(_signal: int, _frame: FrameType | None) -> NoReturn:
-        raise KeyboardInterrupt
-
-    signals = (signal.SIGINT, signal.SIGTERM)
-    previous = [signal.signal(number, interrupt) for number in signals]
-    try:
-        yield
-    finally:
-        for number, handler in zip(signals, previous, strict=True):
-            signal.signal(number, handler)
+    placement = stack.enter_context(reserve_devices(recipe.cluster))
+    tracker.event(f"starting {len(layout.policy_ranks)} policy rank(s) and {len(layout.engines)} engine(s)")
+    policy, generator = start_workers(stack, recipe, layout, placement, directory.path / "logs", on_event=tracker.event)
+    synchronizer = WeightSynchronizer(policy, generator)
+    stack.callback(synchronizer.close)
+    run = Run(
+        recipe=recipe,
+        plan=layout,
+        policy=policy,
+        generator=generator,
+        synchronizer=synchronizer,
+        verifiers=verifiers,
+        data=data,
+        tracker=tracker,
+        timer=PhaseTimer(on_phase=tracker.phase),
+        run_dir=directory.path,
+        health=HealthGate(recipe.grpo.token_mult_prob_error_warning),
+        # The folder, which a hub id has in the local cache by now.
+        flops=recipe_flops(recipe.policy, model_folder(recipe.policy.model_name)),
+    )
+    if resume:
+        checkpointing.resume(run)
+    driver = async_one_off if recipe.grpo.async_grpo.enabled else sync
+    driver.train(run)

@@ -138,8 +138,9 @@ class RunConsole:
         return line
 
     def _show(self, text: Text, *, crop: bool = False) -> None:
-        # A reader that has gone (`| head`, a closed terminal) must not end a run that may have days behind it.
-        with contextlib.suppress(BrokenPipeError):
+        # A reader that has gone (`| head`, a closed terminal) or a full disk under the redirected output must not end a
+        # run that may have days behind it.
+        with contextlib.suppress(OSError):
             if self._terminal:
                 self._rich.print(text, no_wrap=crop, overflow="crop" if crop else None)
             else:

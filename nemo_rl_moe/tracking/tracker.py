@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
+from nemo_rl_moe import interrupts
 from nemo_rl_moe.recipe.load import LoadedRecipe
 from nemo_rl_moe.tracking.backends import BestEffort, TensorBoardBackend, WandbBackend
 from nemo_rl_moe.tracking.console import RunConsole
@@ -17,6 +18,7 @@ class Tracker:
     """Records a run from its header to its exit code.
 
     metrics.jsonl is the record, so failing to write it is an error. A back-end that fails is one warning.
+    `start_backends` comes apart from the rest: W&B's server may take its time, and a run can be stopped meanwhile.
 
     Args:
         directory: the open run directory; closed by `close`.
@@ -34,8 +36,23 @@ class Tracker:
         for warning in loaded.warnings:
             # Already on the user's screen: the command line shows them before a run starts.
             directory.log(f"warning: {warning.path}: {warning.message}")
-        self._backends = self._start_backends(loaded)
+        self._loaded = loaded
+        self._backends: list[BestEffort] = []
         self._closed = False
+
+    def start_backends(self) -> None:
+        """Starts W&B and TensorBoard if the recipe asks for them."""
+        loaded, directory = self._loaded, self._directory
+        settings = loaded.recipe.logger
+
+        def warn(message: str) -> None:
+            self.event(f"warning: {message}")
+
+        if settings.wandb_enabled:
+            config = directory.redactor.tree(loaded.resolved)
+            self._backends.append(BestEffort("W&B", lambda: WandbBackend(directory, config, settings, warn), warn))
+        if settings.tensorboard_enabled:
+            self._backends.append(BestEffort("TensorBoard", lambda: TensorBoardBackend(directory), warn))
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Records metrics of a step everywhere.
@@ -87,21 +104,11 @@ class Tracker:
         # The record first: an upload may be slow, and whoever waits for it may lose patience and interrupt.
         self._metrics.close()
         self._directory.finish(exit_code, reason)
-        for backend in self._backends:
-            backend.finish(exit_code)
+        try:
+            with interrupts.raised():
+                for backend in self._backends:
+                    backend.finish(exit_code)
+        except KeyboardInterrupt:
+            self.event("warning: interrupted before all was uploaded; metrics.jsonl has everything")
         self._console.finish(exit_code, str(self._directory.path))
         self._directory.close()
-
-    def _start_backends(self, loaded: LoadedRecipe) -> list[BestEffort]:
-        settings, directory = loaded.recipe.logger, self._directory
-
-        def warn(message: str) -> None:
-            self.event(f"warning: {message}")
-
-        backends = []
-        if settings.wandb_enabled:
-            config = directory.redactor.tree(loaded.resolved)
-            backends.append(BestEffort("W&B", lambda: WandbBackend(directory, config, settings, warn), warn))
-        if settings.tensorboard_enabled:
-            backends.append(BestEffort("TensorBoard", lambda: TensorBoardBackend(directory), warn))
-        return backends

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 import ray
+from ray._private import utils as ray_utils
 
-from nemo_rl_moe.cluster import ray_cluster
 from nemo_rl_moe.cluster.ray_cluster import ray_session
 from nemo_rl_moe.errors import UserError
 from nemo_rl_moe.recipe.schema import ClusterConfig
@@ -59,7 +59,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[dict]:
 
 
 def started_with(monkeypatch: pytest.MonkeyPatch, calls: list[dict], record: str | None) -> dict:
-    monkeypatch.setattr(ray_cluster, "read_ray_address", lambda: record)
+    monkeypatch.setattr(ray_utils, "read_ray_address", lambda: record)
     with ray_session(CPU):
         pass
     return calls[-1]
@@ -101,7 +101,7 @@ def test_a_ray_that_cannot_be_reached_is_the_users_to_correct(monkeypatch, calls
 
 
 def test_devices_share_cores_only_where_the_recipe_says_so(calls: list[dict], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray_cluster, "get_num_cpus", lambda: 2)
+    monkeypatch.setattr(ray_utils, "get_num_cpus", lambda: 2)
     for gpus_per_node in (1, 3):
         with ray_session(ClusterConfig(device="cpu", gpus_per_node=gpus_per_node, oversubscribe_cpus=True)):
             pass

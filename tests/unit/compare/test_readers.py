@@ -75,6 +75,7 @@ def test_a_run_directory_and_its_offline_wandb_files_give_the_same_20_steps(
 ) -> None:
     loaded = load("logger.wandb_enabled=true", "logger.wandb.mode=offline", "grpo.max_num_steps=20")
     tracker = Tracker(RunDirectory.open(loaded, resume=False), loaded, stream=io.StringIO())
+    tracker.start_backends()
     for row in ROWS:
         tracker.log(int(row["step"]), {name: value for name, value in row.items() if name != "step"})
     tracker.log(3, {"train/extra": math.inf})
@@ -96,6 +97,7 @@ def test_an_offline_file_cut_in_the_middle_of_a_record_gives_the_rows_before_it(
 ) -> None:
     loaded = load("logger.wandb_enabled=true", "logger.wandb.mode=offline")
     tracker = Tracker(RunDirectory.open(loaded, resume=False), loaded, stream=io.StringIO())
+    tracker.start_backends()
     for step in range(1, 4):
         tracker.log(step, {"train/reward": 0.5})
     tracker.close(0, "done")

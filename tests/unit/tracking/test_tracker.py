@@ -31,6 +31,7 @@ def track(loaded: LoadedRecipe, rows: list, *, resume: bool = False, code: int =
     """Logs the rows; returns what the console showed."""
     screen = io.StringIO()
     tracker = Tracker(RunDirectory.open(loaded, resume=resume), loaded, stream=screen)
+    tracker.start_backends()
     for step, metrics in rows:
         tracker.log(step, metrics)
     tracker.close(code, "done" if code == 0 else "failed")
@@ -129,6 +130,7 @@ def test_a_tensorboard_folder_that_cannot_be_made_leaves_metrics_jsonl_complete(
     (directory.path / "tensorboard").write_text("in the way")
     screen = io.StringIO()
     tracker = Tracker(directory, loaded, stream=screen)
+    tracker.start_backends()
     for step, metrics in ROWS:
         tracker.log(step, metrics)
     tracker.close(0, "done")
@@ -142,6 +144,7 @@ def test_an_event_is_on_the_console_and_in_run_log_with_its_secret_removed(
     monkeypatch.setenv("HF_TOKEN", "hf_abcdefgh")
     loaded, screen = load(), io.StringIO()
     tracker = Tracker(RunDirectory.open(loaded, resume=False), loaded, stream=screen)
+    tracker.start_backends()
     tracker.event("warning: hub refused hf_abcdefgh")
     tracker.close(0, "done")
     for text in (screen.getvalue(), (tmp_path / "run/run.log").read_text()):
@@ -151,6 +154,7 @@ def test_an_event_is_on_the_console_and_in_run_log_with_its_secret_removed(
 def test_a_restored_step_gets_the_2_metrics_it_lacks_and_a_complete_one_no_row(load: Load, tmp_path: Path) -> None:
     track(load(), [(1, {"train/loss": 0.5}), (2, {"train/loss": 0.25})])
     tracker = Tracker(RunDirectory.open(load(), resume=True), load(), stream=io.StringIO())
+    tracker.start_backends()
     tracker.restore(1, {"train/loss": 9.0})
     tracker.restore(2, {"train/loss": 9.0, "validation/accuracy": 0.75, "validation/num_samples": 8.0})
     tracker.restore(3, {"train/loss": 0.125})
@@ -165,6 +169,7 @@ def test_a_restored_step_gets_the_2_metrics_it_lacks_and_a_complete_one_no_row(l
 def test_closing_twice_keeps_the_first_exit_code(load: Load, tmp_path: Path) -> None:
     loaded = load()
     tracker = Tracker(RunDirectory.open(loaded, resume=False), loaded, stream=io.StringIO())
+    tracker.start_backends()
     tracker.close(130, "interrupted")
     tracker.close(0, "done")
     assert json.loads((tmp_path / "run/manifest.json").read_text())["exit_code"] == 130
