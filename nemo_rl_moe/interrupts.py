@@ -19,10 +19,9 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import NoReturn
 
+from nemo_rl_moe import limits
+
 EXIT_INTERRUPTED = 130
-# A signal this soon after one that raised comes from an impatient hand, or goes to a group twice. Later ones raise
-# again, for the exception may have been lost in code that catches everything.
-_PATIENCE_S = 10.0
 
 
 class _Stage(enum.Enum):
@@ -95,7 +94,7 @@ def handle(_number: int, _frame: FrameType | None) -> None:
         return
     if _State.held and not _State.pending:
         _State.pending = True
-    elif time.monotonic() - _State.raised_at > _PATIENCE_S:
+    elif time.monotonic() - _State.raised_at > limits.SIGNAL_REPEAT_S:
         _raise()
 
 

@@ -22,3 +22,8 @@ DOCTOR_ANSWER_S = 60.0
 """A node tells the doctor its versions."""
 HOST_COMMAND_S = 10.0
 """nvidia-smi or git says what the manifest keeps; without an answer it keeps nothing."""
+SIGNAL_REPEAT_S = 10.0
+"""A signal this soon after one that raised comes from an impatient hand, or goes to a group twice, and is dropped.
+
+Later ones raise again, for the exception may have been lost in code that catches everything.
+"""
