@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +12,19 @@ from nemo_rl_moe.compare.comparison import Line, Pair
 from nemo_rl_moe.compare.health import Health
 from nemo_rl_moe.compare.matching import ABSENT, Difference
 from nemo_rl_moe.compare.statistics import LEVEL
+
+
+def text(data: Any) -> str:
+    """One JSON document. A setting may be infinite or no JSON at all, such as a date: those are texts."""
+    return json.dumps(_plain(data), indent=1, allow_nan=False, default=str)
+
+
+def _plain(data: Any) -> Any:
+    if isinstance(data, dict):
+        return {str(key): _plain(value) for key, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [_plain(value) for value in data]
+    return str(data) if isinstance(data, float) and not math.isfinite(data) else data
 
 
 def document(pairs: Sequence[Pair]) -> dict[str, Any]:
@@ -51,6 +66,7 @@ def _run(health: Health) -> dict[str, Any]:
         "missing_steps": health.missing.tolist(),
         "nonfinite": {name: found.tolist() for name, found in health.nonfinite.items()},
         "problems": health.problems,
+        "notes": list(run.notes),
     }
 
 

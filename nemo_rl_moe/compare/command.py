@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -68,6 +67,7 @@ def _runs(arguments: argparse.Namespace, window: Window | None) -> None:
     from nemo_rl_moe.compare import as_json, markdown, text
     from nemo_rl_moe.compare.comparison import compare
     from nemo_rl_moe.compare.page import compare_page
+    from nemo_rl_moe.compare.printable import printable
     from nemo_rl_moe.compare.read import read_runs
 
     base, *others = read_runs(arguments.runs)
@@ -77,26 +77,27 @@ def _runs(arguments: argparse.Namespace, window: Window | None) -> None:
     if arguments.html is not None:
         write_page(arguments.html, compare_page.document(pairs))
     if arguments.json:
-        print(json.dumps(as_json.document(pairs), indent=1))
+        print(as_json.text(as_json.document(pairs)))
     elif arguments.markdown:
-        print(markdown.text(pairs), end="")
+        print(printable(markdown.text(pairs)), end="")
     else:
-        print("\n".join(text.lines(pairs)))
+        print(printable("\n".join(text.lines(pairs))))
 
 
 def _suite(arguments: argparse.Namespace, window: Window | None) -> None:
-    from nemo_rl_moe.compare import suite, suite_text
+    from nemo_rl_moe.compare import as_json, suite, suite_text
     from nemo_rl_moe.compare.page import suite_page
+    from nemo_rl_moe.compare.printable import printable
 
     found = suite.read_suite(arguments.suite, window, arguments.treatment, arguments.val_samples)
     if arguments.html is not None:
         write_page(arguments.html, suite_page.document(found))
     if arguments.json:
-        print(json.dumps(suite.document(found), indent=1))
+        print(as_json.text(suite.document(found)))
     elif arguments.markdown:
-        print(suite_text.markdown_text(found), end="")
+        print(printable(suite_text.markdown_text(found)), end="")
     else:
-        print("\n".join(suite_text.lines(found)))
+        print(printable("\n".join(suite_text.lines(found))))
 
 
 def write_page(path: Path, text: str) -> None:

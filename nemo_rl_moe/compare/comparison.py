@@ -129,7 +129,8 @@ def compare_pair(
         return Pair(*health, window, found, [], [], [])
     lines = _Lines(base, run, window).build()
     scores, unmatched = accuracies(base, run, window, validation_samples)
-    warnings = [*_token_warnings(lines), *_rate_warnings(lines), *unmatched]
+    repeats = [f"{each.name}: {note}" for each in (base, run) for note in each.notes]
+    warnings = [*_token_warnings(lines), *_rate_warnings(lines), *unmatched, *repeats]
     return Pair(*health, window, found, lines, scores, warnings)
 
 

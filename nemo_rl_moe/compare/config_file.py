@@ -39,7 +39,7 @@ def read_config(path: Path) -> dict[str, Any]:
         return unwrapped(read_yaml(path, str(path)).plain())
     try:
         read = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: not JSON ({error})") from error
     if not isinstance(read, dict):
         raise UserError(f"{path}: expected an object, the run's configuration")

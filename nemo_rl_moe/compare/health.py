@@ -37,7 +37,7 @@ class Health:
     @property
     def problems(self) -> list[str]:
         """One sentence each; empty for a run that is whole."""
-        found = []
+        found = list(self.run.flaws)
         if (early := self.early_end()) is not None:
             found.append(early)
         if self.blocked:

@@ -9,6 +9,7 @@ from typing import Any
 
 from nemo_rl_moe.compare import read_tensorboard, read_wandb
 from nemo_rl_moe.compare.config_file import CONFIG_NAMES, MANIFEST_NAMES
+from nemo_rl_moe.compare.json_lines import read_lines
 from nemo_rl_moe.compare.read_run_dir import read_run_dir
 from nemo_rl_moe.compare.run_data import RunData
 from nemo_rl_moe.errors import UserError
@@ -82,7 +83,7 @@ def _is_history(file: Path) -> bool:
 
 
 def _read_folder(path: Path, name: str) -> RunData:
-    if (path / "metrics.jsonl").is_file():
+    if (path / "metrics.jsonl").is_file() or (path / "manifest.json").is_file():
         return read_run_dir(path, name)
     logs = sorted(path.rglob("*.wandb"))
     if logs:
@@ -104,6 +105,9 @@ def _read_file(path: Path, name: str, *, own_folder: bool) -> RunData:
         return read_wandb.read_csv(path, name, own_folder=own_folder)
     if path.suffix not in (".json", ".jsonl"):
         raise UserError(f"{path}: {_EXPECTED}")
+    if path.suffix == ".jsonl":
+        rows, flaws = read_lines(path)
+        return read_wandb.read_rows(path, name, rows, own_folder=own_folder, flaws=flaws)
     read = _json(path)
     if isinstance(read, list):
         return read_wandb.read_rows(path, name, read, own_folder=own_folder)
@@ -115,13 +119,7 @@ def _read_file(path: Path, name: str, *, own_folder: bool) -> RunData:
 
 
 def _json(path: Path) -> Any:
-    """Parsed JSON, or a list of parsed lines."""
-    text = path.read_text(encoding="utf-8")
     try:
-        return (
-            [json.loads(line) for line in text.splitlines() if line.strip()]
-            if path.suffix == ".jsonl"
-            else json.loads(text)
-        )
-    except ValueError as error:
+        return json.loads(path.read_text(encoding="utf-8-sig"))
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: not JSON ({error})") from error

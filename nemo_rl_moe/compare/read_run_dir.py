@@ -8,20 +8,24 @@ from pathlib import Path
 from typing import Any
 
 from nemo_rl_moe.compare.ending import ending_of
+from nemo_rl_moe.compare.json_lines import read_lines, repeated, step_flaw
 from nemo_rl_moe.compare.names import ours
-from nemo_rl_moe.compare.run_data import Ending, RunData, columns
+from nemo_rl_moe.compare.run_data import MAX_STEP, Ending, RunData, as_map, columns
 from nemo_rl_moe.errors import UserError
 from nemo_rl_moe.recipe.yaml_file import read_yaml
-from nemo_rl_moe.tracking.metrics_log import read_rows
 
 
 def read_run_dir(path: Path, name: str) -> RunData:
-    """Reads `metrics.jsonl`, and `config.yaml` and `manifest.json` where they are.
+    """Reads `metrics.jsonl`, `config.yaml` and `manifest.json`, those of them that are there.
+
+    Lines of metrics that are broken are left out and named; a run that logged nothing has no series.
 
     Raises:
-        UserError: a file is broken, or no step was logged; names file and line.
+        UserError: configuration or manifest is broken; names file and line.
     """
-    found = ours(columns(read_rows(path / "metrics.jsonl"), "step"))
+    log = path / "metrics.jsonl"
+    rows, flaws = read_lines(log, step_flaw) if log.is_file() else ([], [])
+    found = ours(columns(rows, "step"))
     config = (
         read_yaml(path / "config.yaml", str(path / "config.yaml")).plain() if (path / "config.yaml").is_file() else None
     )
@@ -38,20 +42,22 @@ def read_run_dir(path: Path, name: str) -> RunData:
         None if manifest is None else environment_of(manifest),
         ending,
         samples if samples.is_dir() else None,
+        flaws,
+        repeated(rows, "step"),
     )
 
 
 def planned_steps(config: Mapping[str, Any] | None) -> int | None:
     """`grpo.max_num_steps` of a configuration, ours or NeMo-RL's; None when it has none."""
-    steps = ((config or {}).get("grpo") or {}).get("max_num_steps")
-    return steps if isinstance(steps, int) else None
+    steps = as_map(as_map(config).get("grpo")).get("max_num_steps")
+    return steps if isinstance(steps, int) and not isinstance(steps, bool) and 0 < steps <= MAX_STEP else None
 
 
 def environment_of(manifest: Mapping[str, Any]) -> dict[str, Any]:
     """What a run ran on, by dotted name: `versions.*`, `host.*`, `devices.*`, `code.*`."""
-    versions, host = manifest.get("versions") or {}, manifest.get("host") or {}
-    devices, git = manifest.get("devices") or {}, manifest.get("git") or {}
-    gpus = [gpu.get("name", "?") for gpu in devices.get("gpus_of_this_host") or []]
+    versions, host, devices, git = (as_map(manifest.get(key)) for key in ("versions", "host", "devices", "git"))
+    listed = devices.get("gpus_of_this_host")
+    gpus = [str(as_map(gpu).get("name", "?")) for gpu in (listed if isinstance(listed, list) else [])]
     found: dict[str, Any] = {f"versions.{name}": version for name, version in versions.items() if version is not None}
     found |= {f"host.{name}": value for name, value in host.items()}
     found["devices.kind"] = devices.get("kind")
@@ -68,7 +74,7 @@ def _manifest(path: Path) -> dict[str, Any] | None:
         read = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: not JSON ({error})") from error
     if not isinstance(read, dict):
         raise UserError(f"{path}: expected an object, the manifest of a run")

@@ -10,7 +10,7 @@ from typing import Any
 from nemo_rl_moe.compare import config_file
 from nemo_rl_moe.compare.names import ours
 from nemo_rl_moe.compare.read_run_dir import planned_steps
-from nemo_rl_moe.compare.run_data import Ending, RunData, Series, series
+from nemo_rl_moe.compare.run_data import MAX_STEP, Ending, RunData, Series, series
 from nemo_rl_moe.errors import UserError
 
 
@@ -31,7 +31,7 @@ def read_dump(path: Path, name: str, read: Mapping[str, Mapping[str, Any]], *, o
     """
     found: dict[str, Series] = {}
     for metric, points in read.items():
-        bad = [step for step, value in points.items() if not isinstance(value, float | int | None)]
+        bad = [step for step, value in points.items() if not isinstance(value, float | int | None) or _is_huge(value)]
         if bad:
             raise UserError(f"{path}: {metric} at step {bad[0]}: expected a number, got {points[bad[0]]!r}")
         if points:
@@ -49,4 +49,9 @@ def read_dump(path: Path, name: str, read: Mapping[str, Mapping[str, Any]], *, o
 
 
 def _is_step(key: str) -> bool:
-    return key.isdecimal()
+    return key.isdecimal() and len(key) <= len(str(MAX_STEP))
+
+
+def _is_huge(value: float | None) -> bool:
+    """Whether an integer has more digits than a float can hold."""
+    return isinstance(value, int) and value.bit_length() > 1000

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from nemo_rl_moe.compare import config_file
+from nemo_rl_moe.compare.json_lines import repeated
 from nemo_rl_moe.compare.names import ours
 from nemo_rl_moe.compare.read_run_dir import planned_steps
-from nemo_rl_moe.compare.run_data import Ending, RunData, Series, columns
+from nemo_rl_moe.compare.run_data import MAX_STEP, Ending, RunData, Series, as_map, columns
 from nemo_rl_moe.compare.wandb_file import items, records
 from nemo_rl_moe.errors import UserError
 
@@ -51,8 +52,9 @@ def read_offline(files: Sequence[Path], name: str) -> RunData:
         ending = Ending("failed" if failed else "done", "error" if failed else None, None, planned)
         if failed:
             ending = Ending("failed", "error", f"exit code {exit_code}; W&B keeps no reason", planned)
-    found = ours(_series(rows, files[-1]))
-    return RunData(name, files[-1], "W&B offline run", found, config or None, _metadata(files[-1].parent), ending)
+    found, notes = _series(rows, files[-1])
+    environment = _metadata(files[-1].parent)
+    return RunData(name, files[-1], "W&B offline run", ours(found), config or None, environment, ending, notes=notes)
 
 
 def read_csv(path: Path, name: str, *, own_folder: bool) -> RunData:
@@ -61,16 +63,24 @@ def read_csv(path: Path, name: str, *, own_folder: bool) -> RunData:
     Raises:
         UserError: no step column, a value that is no number, or more than one run in the file; names file and line.
     """
+    # W&B exports tables and histograms as cells of any length.
+    csv.field_size_limit(1 << 27)
     with path.open(newline="", encoding="utf-8-sig") as file:
         reader = csv.DictReader(file)
-        header = list(reader.fieldnames or [])
-        names = _chart_columns(path, header) if header[:1] == ["Step"] else {column: column for column in header}
-        rows = [_csv_row(path, reader.line_num, row, names) for row in reader]
+        try:
+            header = list(reader.fieldnames or [])
+            names = _chart_columns(path, header) if header[:1] == ["Step"] else {column: column for column in header}
+            rows = [_csv_row(path, reader.line_num, row, names) for row in reader]
+        except (csv.Error, UnicodeDecodeError) as error:
+            raise UserError(f"{path}:{reader.line_num + 1}: not CSV ({error})") from error
     return _history(path, name, rows, "W&B history (CSV)", own_folder=own_folder)
 
 
-def read_rows(path: Path, name: str, rows: Iterable[Any], *, own_folder: bool) -> RunData:
+def read_rows(path: Path, name: str, rows: Iterable[Any], *, own_folder: bool, flaws: Sequence[str] = ()) -> RunData:
     """Reads a history that is a list of rows: what W&B's API returns, as JSON or JSON lines.
+
+    Args:
+        flaws: lines that were no rows.
 
     Raises:
         UserError: a row is no object, or there is no step.
@@ -81,7 +91,7 @@ def read_rows(path: Path, name: str, rows: Iterable[Any], *, own_folder: bool) -
             raise UserError(f"{path}: row {number}: expected an object of metrics, got {str(row)[:60]!r}")
         # An export writes null (pandas: NaN) for a metric that a row does not have; W&B's own NaN is the text "NaN".
         kept.append({k: _number(v) for k, v in row.items() if not _is_empty(v)})
-    return _history(path, name, kept, "W&B history (JSON)", own_folder=own_folder)
+    return _history(path, name, kept, "W&B history (JSON)", own_folder=own_folder, flaws=flaws)
 
 
 def table_rows(table: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -96,25 +106,31 @@ def step_column(names: Iterable[str]) -> str | None:
     return next((name for name in _STEP_COLUMNS if name in known), None)
 
 
-def _history(path: Path, name: str, rows: list[dict[str, Any]], source: str, *, own_folder: bool) -> RunData:
+def _history(
+    path: Path, name: str, rows: list[dict[str, Any]], source: str, *, own_folder: bool, flaws: Sequence[str] = ()
+) -> RunData:
     config = config_file.beside(path, own_folder=own_folder)
-    found = ours(_series(rows, path))
+    found, notes = _series(rows, path)
     ending = Ending(planned_steps=planned_steps(config))
-    return RunData(name, path, source, found, config, _metadata(path.parent) if own_folder else None, ending)
+    environment = _metadata(path.parent) if own_folder else None
+    return RunData(name, path, source, ours(found), config, environment, ending, flaws=flaws, notes=notes)
 
 
-def _series(rows: Sequence[Mapping[str, Any]], path: Path) -> dict[str, Series]:
+def _series(rows: Sequence[Mapping[str, Any]], path: Path) -> tuple[dict[str, Series], list[str]]:
+    """Series by W&B's names, and notes."""
     step = step_column(key for row in rows for key in row)
     if step is None:
         raise UserError(f"{path}: no step column, expected one of {', '.join(_STEP_COLUMNS)}")
-    kept = []
-    for row in rows:
-        # Rows without a step are W&B's own, such as the machine's load.
-        if step in row:
-            if int(row[step]) != row[step]:
-                raise UserError(f"{path}: {step} {row[step]!r} is not a whole number")
-            kept.append({**row, step: int(row[step])})
-    return {name: values for name, values in columns(kept, step).items() if not name.startswith("_")}
+    # Rows without a step are W&B's own, such as the machine's load.
+    kept: list[Mapping[str, Any]] = [{**row, step: _step(row[step], step, path)} for row in rows if step in row]
+    found = {name: values for name, values in columns(kept, step).items() if not name.startswith("_")}
+    return found, repeated(kept, step)
+
+
+def _step(value: Any, name: str, path: Path) -> int:
+    if not isinstance(value, int | float) or not 0 <= value <= MAX_STEP or value != int(value):
+        raise UserError(f"{path}: {name} {str(value)[:40]} is not a whole number from 0 to {MAX_STEP}")
+    return int(value)
 
 
 def _chart_columns(path: Path, header: Sequence[str]) -> dict[str, str]:
@@ -156,7 +172,7 @@ def _metadata(folder: Path) -> dict[str, Any] | None:
     """Environment from W&B's wandb-metadata.json, which lies in the run's folder or its `files`."""
     for path in (folder / "wandb-metadata.json", folder / "files/wandb-metadata.json"):
         try:
-            read = json.loads(path.read_text(encoding="utf-8"))
+            read = as_map(json.loads(path.read_text(encoding="utf-8")))
         except (OSError, ValueError):
             continue
         found = {
@@ -165,7 +181,7 @@ def _metadata(folder: Path) -> dict[str, Any] | None:
             "host.system": read.get("os"),
             "host.cores": read.get("cpu_count_logical"),
             "devices.gpus": f"{read['gpu_count']} x {read.get('gpu')}" if read.get("gpu_count") else None,
-            "code.commit": (read.get("git") or {}).get("commit"),
+            "code.commit": as_map(read.get("git")).get("commit"),
         }
         return {key: value for key, value in found.items() if value is not None}
     return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -53,6 +54,8 @@ class RunData:
         environment: versions, host, devices and code, by dotted name; None when the source has none.
         ending: how it ended.
         samples: folder of `step_<n>.jsonl` files with sampled responses; None without.
+        flaws: what could not be read, one sentence each.
+        notes: what a reader should know of how it was read.
     """
 
     name: str
@@ -63,6 +66,8 @@ class RunData:
     environment: Mapping[str, Any] | None = None
     ending: Ending = field(default_factory=Ending)
     samples: Path | None = None
+    flaws: Sequence[str] = ()
+    notes: Sequence[str] = ()
 
     @property
     def training_steps(self) -> NDArray[np.int64]:
@@ -74,6 +79,8 @@ class RunData:
 # Numbers of the rows, steps, values; all of one length.
 _Block = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]
 TRAINING_METRICS = ("timing/train/total_step_time", "train/reward", "train/loss")
+# A number beyond it in a `step` is damage, and would make arrays of that length.
+MAX_STEP = 1_000_000_000
 
 
 def columns(rows: Iterable[Mapping[str, Any]], step_key: str) -> dict[str, Series]:
@@ -105,13 +112,21 @@ def _transposed(values: list[Sequence[Any]]) -> list[NDArray[Any]]:
     """Columns of a block of rows: float64, or objects with None in place of what is no number."""
     try:
         return list(np.array(values, dtype=np.float64).T)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return [_numbers(column) for column in zip(*values, strict=True)]
 
 
 def _numbers(column: Sequence[Any]) -> NDArray[Any]:
-    cells = [np.nan if cell is None else cell if isinstance(cell, float | int) else None for cell in column]
+    cells = [np.nan if cell is None else _float(cell) if isinstance(cell, float | int) else None for cell in column]
     return np.array(cells, dtype=object)
+
+
+def _float(cell: float) -> float:
+    """An integer of 400 digits is as infinite as a float can say."""
+    try:
+        return float(cell)
+    except OverflowError:
+        return math.inf
 
 
 def _joined(blocks: list[_Block]) -> Series:
@@ -131,6 +146,11 @@ def series(steps: Sequence[int] | NDArray[np.int64], values: Sequence[float] | N
         at, value = at[last], value[last]
     value[~np.isfinite(value)] = np.nan
     return Series(at, value)
+
+
+def as_map(value: Any) -> Mapping[str, Any]:
+    """A map as it is, anything else as an empty one: files of other programs hold what they hold."""
+    return value if isinstance(value, Mapping) else {}
 
 
 def leaves(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -13,6 +13,7 @@ from nemo_rl_moe.compare.comparison import Line, Pair, compare
 from nemo_rl_moe.compare.health import check
 from nemo_rl_moe.compare.names import ACCURACY
 from nemo_rl_moe.compare.read import is_source, read_run, read_runs
+from nemo_rl_moe.compare.run_data import as_map
 from nemo_rl_moe.compare.window import Window
 from nemo_rl_moe.errors import UserError
 
@@ -240,7 +241,7 @@ def _devices(pair: Pair) -> str:
     """Devices of both runs by their configurations."""
     counts = []
     for health in (pair.base, pair.run):
-        cluster = (health.run.config or {}).get("cluster") or {}
+        cluster = as_map(as_map(health.run.config).get("cluster"))
         nodes, each = cluster.get("num_nodes"), cluster.get("gpus_per_node")
         counts.append(str(nodes * each) if isinstance(nodes, int) and isinstance(each, int) else "-")
     return counts[0] if counts[0] == counts[1] else " → ".join(counts)

@@ -14,6 +14,8 @@ from nemo_rl_moe.errors import UserError
 
 # The first step compiles, allocates and fills caches.
 _WARMUP = 1
+# Longer than any run, short enough for arrays of every step.
+_MOST_STEPS = 10_000_000
 
 
 @dataclass(frozen=True)
@@ -49,21 +51,32 @@ def parse_window(text: str) -> Window:
     found = re.fullmatch(r"(\d+)-(\d+)", text.strip())
     if found is None or not 1 <= int(found[1]) <= int(found[2]):
         raise UserError(f"--steps {text}: expected A-B, logged step numbers with 1 <= A <= B, such as 2-20")
-    return Window(int(found[1]), int(found[2]))
+    return _window(int(found[1]), int(found[2]))
 
 
 def default_window(runs: Sequence[RunData]) -> Window:
     """From after the warm-up step to the last step of any run: one that ended early is then seen to lack steps.
 
+    Where no run has a step after the warm-up, to the last that was planned: the report then says why there is none.
+
     Raises:
-        UserError: no run has a step after the warm-up.
+        UserError: no run has such a step or says how many were planned.
     """
     logged = np.unique(np.concatenate([run.training_steps for run in runs]))
     after = logged[logged > _WARMUP]
-    if not len(after):
-        known = f"step {logged[-1]}" if len(logged) else "no step"
-        raise UserError(f"{', '.join(run.name for run in runs)}: {known} logged, expected steps after step {_WARMUP}")
-    return Window(int(after[0]), int(after[-1]))
+    if len(after):
+        return _window(int(after[0]), int(after[-1]))
+    planned = [run.ending.planned_steps or 0 for run in runs]
+    if max(planned) > _WARMUP:
+        return _window(_WARMUP + 1, max(planned))
+    known = f"step {logged[-1]}" if len(logged) else "no step"
+    raise UserError(f"{', '.join(run.name for run in runs)}: {known} logged, expected steps after step {_WARMUP}")
+
+
+def _window(first: int, last: int) -> Window:
+    if last - first >= _MOST_STEPS:
+        raise UserError(f"steps {first}-{last}: expected at most {_MOST_STEPS} steps; name a window with --steps A-B")
+    return Window(first, last)
 
 
 def ranges(steps: Sequence[int] | NDArray[np.int64], limit: int = 4) -> str:

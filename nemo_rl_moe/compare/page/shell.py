@@ -6,6 +6,8 @@ import html
 from collections.abc import Iterable, Sequence
 from importlib import resources
 
+from nemo_rl_moe.compare.printable import printable
+
 
 def page(title: str, body: Iterable[str]) -> str:
     """A whole document.
@@ -16,7 +18,7 @@ def page(title: str, body: Iterable[str]) -> str:
     """
     folder = resources.files(__package__)
     style, script = ((folder / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
-    return "\n".join(
+    document = "\n".join(
         [
             '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
@@ -29,6 +31,7 @@ def page(title: str, body: Iterable[str]) -> str:
             f"<script>{script}</script></body></html>\n",
         ]
     )
+    return printable(document)
 
 
 def escape(text: object) -> str:

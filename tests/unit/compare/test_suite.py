@@ -74,11 +74,22 @@ def test_a_cell_whose_interval_spans_zero_is_marked_and_others_are_not(folder: P
     assert "° no difference shown" in text
 
 
-def test_the_same_window_without_steps_given_blocks_a_pair_that_never_got_past_the_warm_up(folder: Path) -> None:
-    blocked = {each.name: each for each in read_suite(folder).blocked}
-    assert blocked[BLOCKED].pair is None
-    assert "step 1 logged, expected steps after step 1" in blocked[BLOCKED].reasons[0]
-    assert "(out of memory)" in blocked[BLOCKED].reasons[1]
+def test_without_steps_given_a_pair_that_never_got_past_the_warm_up_is_blocked_over_the_planned_steps(
+    folder: Path,
+) -> None:
+    reasons = {each.name: each.reasons for each in read_suite(folder).blocked}[BLOCKED]
+    assert [r.partition(": ")[2] for r in reasons if "out of memory" not in r] == [
+        "0 of 19 steps logged; missing 2-20"
+    ] * 2
+    assert sum("ended at step 1 of 20 (out of memory)" in reason for reason in reasons) == 2
+
+
+def test_without_steps_and_plans_a_pair_is_blocked_for_want_of_steps(tmp_path: Path) -> None:
+    for arm, name in enumerate(("base", "run")):
+        write_run(tmp_path / "w" / name, SYNC, arm, steps=1)
+        (tmp_path / "w" / name / "config.yaml").unlink()
+    (found,) = read_suite(tmp_path).blocked
+    assert found.pair is None and "step 1 logged, expected steps after step 1" in found.reasons[0]
 
 
 def test_json_and_markdown_have_completed_and_blocked_apart(folder: Path) -> None:
