@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from nemo_rl_moe.compare.names import ROWS
 
@@ -27,6 +28,7 @@ def write(folder: Path, seed: int) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_two_runs_of_10000_steps_and_60_metrics_take_less_than_2_seconds_from_the_command_line(tmp_path: Path) -> None:
     runs = [write(tmp_path / name, seed) for seed, name in enumerate("ab")]
     command = [sys.executable, "-m", "nemo_rl_moe", "compare", *map(str, runs), "--json"]
