@@ -38,17 +38,23 @@ def run_loop(
         log_dir = Path(temporary) / name
         recipe = plain_recipe(folder, workload, threads=threads, steps=warmup + steps, log_dir=log_dir)
         recipe["logger"]["num_rollout_samples"] = workload.num_prompts
-        if split:
-            recipe = async_one_off(recipe)
-        path = Path(temporary) / f"{name}.yaml"
-        path.write_text(yaml.safe_dump(recipe))
-        run_recipe_file(path)
+        run_recipe(async_one_off(recipe) if split else recipe, Path(temporary) / f"{name}.yaml")
         return {
             "threads": threads,
             "samples_per_step": workload.samples,
             "steps": read_steps(log_dir / "metrics.jsonl", warmup),
             "response_lengths": read_response_lengths(log_dir / "rollouts", warmup),
         }
+
+
+def run_recipe(recipe: dict[str, Any], path: Path) -> None:
+    """Writes a recipe to `path` and runs it through the command line.
+
+    Raises:
+        RuntimeError: it failed, with the end of what it printed.
+    """
+    path.write_text(yaml.safe_dump(recipe))
+    run_recipe_file(path)
 
 
 def run_recipe_file(path: Path, overrides: Sequence[str] = ()) -> None:

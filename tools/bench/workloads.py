@@ -17,7 +17,7 @@ import math
 import random
 import shutil
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +103,11 @@ BALANCED = Workload(
     max_new_tokens=128,
     num_prompts=4,
 )
-WORKLOADS = {w.name: w for w in (FIXED, VARIED, VARIED_LONG, BALANCED)}
+# The same model with lengths that differ: what a step of a placement waits for is then its longest response.
+BALANCED_VARIED = replace(
+    BALANCED, name="balanced-varied-2M", min_response_tokens=8, max_new_tokens=256, end_probability=1 / 96
+)
+WORKLOADS = {w.name: w for w in (FIXED, VARIED, VARIED_LONG, BALANCED, BALANCED_VARIED)}
 
 
 def make(workload: Workload, root: Path) -> Path:
