@@ -1,0 +1,64 @@
+"""Every condition of every rule is tested: each is changed, and some recipe must notice.
+
+Risk: a rule with a condition that is wrong, or a new one without a mutation, which the rules' own tests do not see.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from pathlib import Path
+
+import pytest
+
+from nemo_rl_moe.recipe import rules
+from nemo_rl_moe.recipe.compose import FileCache
+from nemo_rl_moe.recipe.load import load_recipe
+from nemo_rl_moe.recipe.model_shape import model_shape
+from nemo_rl_moe.recipe.rules.registry import RULES, Context
+from tests.unit.recipes.mutations import MUTATIONS, VALID
+from tests.unit.recipes.mutations.base import write_tiny_model, written
+from tests.unit.recipes.rule_mutants import findings, mutants
+from tests.unit.recipes.writing import CONFIGS
+
+MODULES = [
+    importlib.import_module(f"{rules.__name__}.{info.name}")
+    for info in pkgutil.iter_modules(rules.__path__)
+    if info.name not in ("registry", "divisors")
+]
+
+
+def context_of(path: Path, cache: FileCache) -> Context:
+    loaded = load_recipe(path, cache=cache, check=False)
+    return Context(loaded.recipe, loaded.tree, path, model_shape(loaded.recipe.policy))
+
+
+@pytest.fixture(scope="module")
+def contexts(tmp_path_factory) -> list[tuple[str, Context]]:
+    """Every mutation's recipe with the rule that it breaks, the valid ones, and every shipped recipe."""
+    root, cache = tmp_path_factory.mktemp("cwd"), FileCache()
+    write_tiny_model(root)
+    found = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(root)
+        for number, mutation in enumerate([*MUTATIONS, *VALID]):
+            folder = root / str(number)
+            folder.mkdir()
+            found.append((mutation.rule, context_of(written(folder, mutation)[0], cache)))
+        found += [("", context_of(path, cache)) for path in sorted(CONFIGS.rglob("*.yaml"))]
+        yield found
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__.rpartition(".")[2])
+def test_each_condition_decides_about_some_recipe(contexts, module):
+    own = [rule for rule in RULES if rule.check.__module__ == module.__name__]
+    names = {rule.name for rule in own}
+    # Recipes that break this module's rules come first, as most mutants fall to them.
+    ordered = [context for _, context in sorted(contexts, key=lambda item: item[0] not in names)]
+    right = [findings(own, context) for context in ordered]
+    survivors = [
+        f"{mutant.place}: {mutant.change}"
+        for mutant in mutants(module)
+        if all(findings(mutant.rules, context) == known for context, known in zip(ordered, right, strict=True))
+    ]
+    assert not survivors, "no recipe notices:\n" + "\n".join(survivors)
