@@ -7,6 +7,7 @@ the expert-parallel size and the GPU (limits: DeepEP, branch hybrid-ep).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -84,18 +85,22 @@ def needs_prepadding(recipe: Recipe) -> bool:
     )
 
 
-def expected_ranks(ep: int, domain: NvlinkDomain) -> int:
-    """Ranks of one EP group that share an NVLink domain: the whole group in a rack, else what fits into the node."""
-    return ep if domain.spans_nodes else min(ep, domain.gpus)
+def expected_ranks(ep: int, domain: NvlinkDomain, gpus_per_node: int) -> int:
+    """Ranks of one EP group that share an NVLink domain.
+
+    In a rack that is the whole group. Elsewhere the domain is the node, and every node holds equally many of the group:
+    4 of EP 6 do not divide it, so that a node of 4 GPUs holds 2.
+    """
+    return ep if domain.spans_nodes else math.gcd(ep, min(domain.gpus, gpus_per_node))
 
 
 def expected_environment(recipe: Recipe) -> dict[str, str]:
     """The variables that describe the recipe's GPU and EP size; empty without HybridEP or without a GPU type."""
-    domain = domain_of(recipe)
+    domain, ep = domain_of(recipe), recipe.policy.megatron_cfg.expert_model_parallel_size
     if domain is None or not uses_hybrid_ep(recipe):
         return {}
     return {
-        RANKS_ENV: str(expected_ranks(recipe.policy.megatron_cfg.expert_model_parallel_size, domain)),
+        RANKS_ENV: str(expected_ranks(ep, domain, recipe.cluster.gpus_per_node)),
         MNNVL_ENV: "1" if domain.spans_nodes else "0",
         DOMAIN_ENV: str(domain.gpus),
         CHUNK_ENV: str(DEFAULT_CHUNK),

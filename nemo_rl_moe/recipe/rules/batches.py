@@ -16,9 +16,9 @@ PACKING = "policy.sequence_packing"
 
 
 def dp_size(context: Context) -> int | None:
-    """Data-parallel size, or None when the world size rule is broken."""
+    """Data-parallel size; None when the world size rule is broken or a split leaves the trainer no device."""
     world, size = len(split_devices(context.recipe).policy), model_parallel_size(context.recipe)
-    return None if not world or world % size else world // size
+    return None if world % size else world // size or None
 
 
 @rule("train batch", "A step's samples are cut into whole optimizer steps; a rest would never be trained on.")
@@ -46,6 +46,17 @@ def microbatch_divides(context: Context) -> Iterator[Finding]:
     if own % policy.train_micro_batch_size:
         message = f"{own} samples on each rank are not a multiple of the micro-batch {policy.train_micro_batch_size}"
         yield Finding((MICRO, GLOBAL), message)
+
+
+@rule("logprob batch", "Without packing, a rank's samples of a step are cut into whole log-probability micro-batches.")
+def logprob_batch_divides(context: Context) -> Iterator[Finding]:
+    policy, grpo, dp = context.recipe.policy, context.recipe.grpo, dp_size(context)
+    samples = grpo.num_prompts_per_step * grpo.num_generations_per_prompt
+    if policy.sequence_packing.enabled or not dp or samples % dp or context.recipe.benchmark.policy_only:
+        return
+    if samples // dp % policy.logprob_batch_size:
+        message = f"{samples // dp} samples of a step on each rank are not a multiple of {policy.logprob_batch_size}"
+        yield Finding((LOGPROB, PROMPTS, GENERATIONS), message)
 
 
 @rule("on-policy ratio", "A ratio fixed at 1 is only right for the one optimizer step that the weights sampled for.")
@@ -82,7 +93,7 @@ def lengths_fit(context: Context) -> Iterator[Finding]:
             f"prompt {prompt} + response {response} tokens, engine limit {engine}: more than {total} can be returned"
         )
         yield Finding((MODEL_LEN, NEW_TOKENS, INPUT, LENGTH), message)
-    elif prompt + response > total:
+    elif prompt + response > total and not context.recipe.benchmark.policy_only:
         message = f"after the longest prompt ({prompt}) a response is cut at {total - prompt} of {response} tokens"
         yield Finding((NEW_TOKENS, INPUT, LENGTH), message, "note")
     positions = context.model.max_positions if context.model else None
@@ -115,6 +126,16 @@ def budgets_hold_a_sequence(context: Context) -> Iterator[Finding]:
             yield Finding((f"{PACKING}.{name}", LENGTH), message)
 
 
+@rule("packing keys", "Keys of packed rows do nothing where each sequence has a row of its own.")
+def packing_keys_need_packing(context: Context) -> Iterator[Finding]:
+    packing = context.recipe.policy.sequence_packing
+    if packing.enabled:
+        return
+    for name in ("train_mb_tokens", "logprob_mb_tokens", "fuse_loss", "microbatch_order"):
+        if getattr(packing, name) != type(packing).model_fields[name].default:
+            yield Finding((f"{PACKING}.{name}", f"{PACKING}.enabled"), "has no effect without sequence packing")
+
+
 @rule("shared prompts", "Only packed rows can hold a prompt once for several responses.")
 def shared_prompts_are_packed(context: Context) -> Iterator[Finding]:
     packing = context.recipe.policy.sequence_packing
@@ -126,7 +147,7 @@ def shared_prompts_are_packed(context: Context) -> Iterator[Finding]:
 def validation_is_whole(context: Context) -> Iterator[Finding]:
     samples, batch = context.recipe.grpo.max_val_samples, context.recipe.grpo.val_batch_size
     rest = samples % batch
-    if context.recipe.data.validation is not None and rest and samples > batch:
+    if context.recipe.data.validation is not None and 0 < rest < samples:
         message = (
             f"{samples} samples in batches of {batch}: the last has {rest}; rounding down would score {samples - rest}"
         )

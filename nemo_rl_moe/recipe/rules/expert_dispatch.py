@@ -23,7 +23,8 @@ def _env(context: Context) -> dict[str, str]:
 def _env_int(context: Context, name: str) -> int | None:
     """A variable as a positive integer, None where it is absent or malformed."""
     text = _env(context).get(name, "")
-    return int(text) if text.isdigit() and int(text) > 0 else None
+    # A C library reads it: the digits of other scripts, which Python takes, are none there.
+    return int(text) if text.isascii() and text.isdigit() and int(text) > 0 else None
 
 
 def _ranks(context: Context) -> int | None:
@@ -117,6 +118,9 @@ def topology_fits_gpu(context: Context) -> Iterator[Finding]:
         yield Finding(keys, f"{ranks} ranks in an NVLink domain do not divide EP {ep}")
     elif domain is not None and ranks > domain.gpus:
         yield Finding(keys, f"{ranks} ranks in an NVLink domain of {domain.gpus} GPUs ({recipe.cluster.gpu_type})")
+    elif domain is not None and not domain.spans_nodes and ranks > recipe.cluster.gpus_per_node:
+        message = f"{ranks} ranks in an NVLink domain, but the domain is the node and a node has "
+        yield Finding((*keys, "cluster.gpus_per_node"), message + f"{recipe.cluster.gpus_per_node} GPUs")
     elif domain is not None and domain.spans_nodes and ranks != ep:
         yield Finding(keys, f"{ranks} ranks in an NVLink domain, expected EP {ep}: the rack's NVLink reaches all of it")
     elif ep // ranks > hep.MAX_DOMAINS:

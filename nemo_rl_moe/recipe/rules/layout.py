@@ -35,7 +35,7 @@ def is_moe(context: Context) -> bool:
 def world_divides(context: Context) -> Iterator[Finding]:
     world, size = len(split_devices(context.recipe).policy), model_parallel_size(context.recipe)
     megatron = context.recipe.policy.megatron_cfg
-    if world and world % size:
+    if world % size:
         shape = (
             f"TP {megatron.tensor_model_parallel_size} x PP {megatron.pipeline_model_parallel_size} "
             f"x CP {megatron.context_parallel_size} = {size}"
@@ -57,7 +57,7 @@ def expert_world_divides(context: Context) -> Iterator[Finding]:
         megatron.expert_tensor_parallel_size,
         megatron.pipeline_model_parallel_size,
     )
-    if not world or world % model_parallel_size(context.recipe):
+    if world % model_parallel_size(context.recipe):
         return
     if world % (ep * etp * pp):
         message = f"{world} training devices are not a multiple of EP {ep} x ETP {etp} x PP {pp} = {ep * etp * pp}"

@@ -7,13 +7,12 @@ from collections.abc import Iterator
 from pathlib import PurePath
 
 from nemo_rl_moe.recipe.rules.registry import Context, Finding, rule
-from nemo_rl_moe.recipe.source import find, split_dotted
+from nemo_rl_moe.recipe.source import nearest, split_dotted
 
 
 def _written_in_a_file(context: Context, key: str) -> bool:
     """A directory from the command line is the user's choice for one run."""
-    node = find(context.tree, split_dotted(key))
-    return node is not None and node.source.line > 0
+    return nearest(context.tree, split_dotted(key)).source.line > 0
 
 
 @rule("run name", "Runs write to folders named after their recipe, so that no two recipes share one.")

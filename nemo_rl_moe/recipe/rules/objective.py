@@ -51,8 +51,11 @@ def importance_keys_agree(context: Context) -> Iterator[Finding]:
         yield Finding((type_key, RATIO_BOUNDS[1]), f"{kind} needs truncated_importance_sampling_ratio_min")
     elif kind == "tis" and low is not None:
         yield Finding((RATIO_BOUNDS[1], type_key), "has no effect with type tis, which only bounds from above")
-    elif high is not None and low is not None and low > high:
-        yield Finding((RATIO_BOUNDS[1], RATIO_BOUNDS[0]), f"the lower bound {low:g} is above the upper bound {high:g}")
+    elif low is not None:
+        assert high is not None, "both bounds without a type, and a type without this one, were refused above"
+        if low > high:
+            message = f"the lower bound {low:g} is above the upper bound {high:g}"
+            yield Finding((RATIO_BOUNDS[1], RATIO_BOUNDS[0]), message)
 
 
 @rule("advantage clip", "A lower bound above the upper one leaves no value.")

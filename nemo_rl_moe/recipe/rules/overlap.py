@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nemo_rl_moe.recipe.rules.layout import EP, PP
+from nemo_rl_moe.recipe.rules.layout import CP, EP, PP, TP
+from nemo_rl_moe.recipe.rules.precision import HOPPER
 from nemo_rl_moe.recipe.rules.registry import Context, Finding, rule
 
 MEGATRON = "policy.megatron_cfg"
 OVERLAP, DELAY = f"{MEGATRON}.overlap_moe_expert_parallel_comm", f"{MEGATRON}.delay_wgrad_compute"
 GRAPHS, SCOPE = f"{MEGATRON}.cuda_graph_impl", f"{MEGATRON}.cuda_graph_scope"
+ENV, CONNECTIONS = f"{MEGATRON}.env_vars", "CUDA_DEVICE_MAX_CONNECTIONS"
 FORCED = f"{MEGATRON}.moe_router_force_load_balancing"
 
 
@@ -49,6 +51,11 @@ def graphs_are_possible(context: Context) -> Iterator[Finding]:
     if megatron.cuda_graph_scope is not None and impl == "none":
         yield Finding((SCOPE, GRAPHS), "has no effect with cuda_graph_impl none")
         return
+    env = megatron.env_vars or {}
+    segments = "expandable_segments:True" in env.get("PYTORCH_CUDA_ALLOC_CONF", "")
+    if impl == "transformer_engine" and segments and env.get("NCCL_GRAPH_REGISTER") != "0":
+        keys = (f"{ENV}.NCCL_GRAPH_REGISTER", GRAPHS, f"{ENV}.PYTORCH_CUDA_ALLOC_CONF")
+        yield Finding(keys, 'transformer_engine graphs with expandable_segments:True need NCCL_GRAPH_REGISTER "0"')
     if "moe_preprocess" in scope and "moe_router" not in scope:
         yield Finding((SCOPE,), "moe_preprocess needs moe_router in the scope")
     if "moe" in scope:
@@ -57,6 +64,16 @@ def graphs_are_possible(context: Context) -> Iterator[Finding]:
         yield Finding((SCOPE, f"{MEGATRON}.recompute_modules"), "moe_router cannot be captured where moe is recomputed")
     if megatron.overlap_moe_expert_parallel_comm and scope & {"moe", "mlp"}:
         yield Finding((SCOPE, OVERLAP), "moe and mlp cannot be captured with overlap_moe_expert_parallel_comm")
+
+
+@rule("device connections", "On Hopper, TP and CP overlap their communication in the order of one hardware queue.")
+def connections_keep_order(context: Context) -> Iterator[Finding]:
+    megatron, gpu = context.recipe.policy.megatron_cfg, context.recipe.cluster.gpu_type
+    sharded = megatron.tensor_model_parallel_size > 1 or megatron.context_parallel_size > 1
+    found = (megatron.env_vars or {}).get(CONNECTIONS, "1")
+    if gpu in HOPPER and sharded and found != "1" and not megatron.overlap_moe_expert_parallel_comm:
+        message = f'"{found}" on {gpu} with TP or CP above 1, expected "1" unless overlap_moe_expert_parallel_comm'
+        yield Finding((f"{ENV}.{CONNECTIONS}", TP, CP), message, "warning")
 
 
 @rule("forced routing", "Tokens that go anywhere teach nothing: only a benchmark may force the balance.")

@@ -39,7 +39,7 @@ def split_is_possible(context: Context) -> Iterator[Finding]:
 def engines_fill_devices(context: Context) -> Iterator[Finding]:
     devices, size = len(split_devices(context.recipe).generation), engine_size(context.recipe)
     vllm = context.recipe.policy.generation.vllm_cfg
-    if devices and devices % size:
+    if devices % size:
         message = (
             f"{devices} generation devices are not a multiple of the engine's {size} (TP {vllm.tensor_parallel_size}"
         )
@@ -90,8 +90,11 @@ def async_is_complete(context: Context) -> Iterator[Finding]:
         yield Finding(keys, message, "warning")
 
 
-@rule("vLLM heads", "vLLM splits attention heads evenly over its TP.")
+@rule("vLLM heads", "vLLM splits attention heads evenly over its TP; key/value heads are split or copied whole.")
 def engine_heads(context: Context) -> Iterator[Finding]:
     tp, model = context.recipe.policy.generation.vllm_cfg.tensor_parallel_size, context.model
     if model is not None and model.num_heads % tp:
         yield Finding((VLLM_TP,), f"TP {tp} does not divide the model's {model.num_heads} attention heads")
+    elif model is not None and model.num_kv_heads is not None and model.num_kv_heads % tp and tp % model.num_kv_heads:
+        message = f"TP {tp} neither divides nor is a multiple of {model.num_kv_heads} key/value heads"
+        yield Finding((VLLM_TP,), message)

@@ -80,6 +80,12 @@ def fp8_training_is_possible(context: Context) -> Iterator[Finding]:
     if fp8.fp8_param and megatron.optimizer.optimizer_cpu_offload and fp8.fp8_recipe != "delayed":
         message = f"fp8 parameters with an offloaded optimizer need the delayed recipe, found {fp8.fp8_recipe}"
         yield Finding((f"{FP8}.fp8_param", "policy.megatron_cfg.optimizer.optimizer_cpu_offload"), message)
+    elif fp8.fp8_param and megatron.optimizer.optimizer_cpu_offload:
+        precise = "policy.megatron_cfg.optimizer.use_precision_aware_optimizer"
+        if not megatron.optimizer.use_precision_aware_optimizer:
+            yield Finding(
+                (f"{FP8}.fp8_param", precise), f"fp8 parameters with an offloaded optimizer need {precise} true"
+            )
     recomputed = set(megatron.recompute_modules or ()) & {"moe_act", "layernorm"}
     if recomputed and fp8.fp8_recipe == "delayed":
         names = " and ".join(sorted(recomputed))

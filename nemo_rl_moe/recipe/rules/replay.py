@@ -14,7 +14,7 @@ def replay_is_possible(context: Context) -> Iterator[Finding]:
     replay = context.recipe.policy.router_replay
     if not replay.enabled:
         for key in ("source", "measure_only"):
-            if key in replay.model_fields_set and getattr(replay, key) != type(replay).model_fields[key].default:
+            if getattr(replay, key) != type(replay).model_fields[key].default:
                 yield Finding((f"{REPLAY}.{key}", ENABLED), "has no effect while router_replay.enabled is false")
         return
     if context.model is not None and not context.model.is_moe:

@@ -134,7 +134,7 @@ def _beyond(context: Context, limits: list[Limit]) -> Iterator[Finding]:
 
 
 def _text(value: Any) -> str:
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    return "null" if value is None else str(value).lower()
 
 
 def _run_limits(context: Context) -> Iterator[Finding]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nemo_rl_moe.recipe.memory.stages import pipeline_slots
+from nemo_rl_moe.recipe.rules.batches import GLOBAL, MICRO, dp_size
 from nemo_rl_moe.recipe.rules.divisors import near_divisors
 from nemo_rl_moe.recipe.rules.layout import FIRST, LAST, PP
 from nemo_rl_moe.recipe.rules.registry import Context, Finding, rule
@@ -30,6 +31,9 @@ def optimizer_is_possible(context: Context) -> Iterator[Finding]:
     if formats and not optimizer.use_precision_aware_optimizer:
         state = (f"{OPTIMIZER}.{formats[0]}", f"{OPTIMIZER}.use_precision_aware_optimizer")
         yield Finding(state, f"{getattr(optimizer, formats[0])} needs use_precision_aware_optimizer true")
+    if optimizer.use_precision_aware_optimizer and not optimizer.use_distributed_optimizer:
+        keys_of_both = (f"{OPTIMIZER}.use_precision_aware_optimizer", f"{OPTIMIZER}.use_distributed_optimizer")
+        yield Finding(keys_of_both, "needs the distributed optimizer")
     if not offload and fraction > 0:
         yield Finding(keys, "has no effect while optimizer_cpu_offload is false")
     if offload and not optimizer.use_distributed_optimizer and optimizer.optimizer == "adam":
@@ -93,6 +97,21 @@ def virtual_stages_divide(context: Context) -> Iterator[Finding]:
     elif model is not None and (slots := pipeline_slots(model.num_layers, megatron)) % pp == 0 and slots // pp % chunk:
         message = f"{slots // pp} layers on a stage are not a multiple of {chunk}, "
         yield Finding((key, PP), message + f"expected {near_divisors(slots // pp, chunk)}")
+    elif (micro := _micro_batches(context)) is not None and micro % pp:
+        message = f"{micro} micro-batches on each rank are not a multiple of PP {pp}, as interleaving needs"
+        yield Finding((key, PP, GLOBAL, MICRO), message)
+
+
+def _micro_batches(context: Context) -> int | None:
+    """Training micro-batches of a rank in one optimizer step; None where packing decides or a batch does not divide."""
+    policy, dp = context.recipe.policy, dp_size(context)
+    if (
+        policy.sequence_packing.enabled
+        or not dp
+        or policy.train_global_batch_size % (dp * policy.train_micro_batch_size)
+    ):
+        return None
+    return policy.train_global_batch_size // dp // policy.train_micro_batch_size
 
 
 @rule("router balance", "A coefficient, rate or loss of the router whose partner is off does nothing.")

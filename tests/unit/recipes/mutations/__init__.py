@@ -20,6 +20,6 @@ MUTATIONS = [
     *training.REPLAYS,
     *training.BENCHMARK,
 ]
-VALID: list[Mutation] = []
+VALID = [*parallelism.VALID, *batches.VALID, *objective.VALID, *dispatch.VALID, *training.VALID]
 
 __all__ = ["MUTATIONS", "VALID", "Mutation"]

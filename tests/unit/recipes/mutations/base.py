@@ -25,6 +25,20 @@ MEGATRON, VLLM = "policy.megatron_cfg", "policy.generation.vllm_cfg"
 ENV = f"{MEGATRON}.env_vars"
 RANKS = "NUM_OF_HYBRID_EP_RANKS_PER_NVLINK_DOMAIN"
 OFF = {"data.validation": None}
+UNKNOWN = {"policy.model_name": "nobody/a-model-of-unknown-shape"}
+UNPACKED = {
+    "policy.sequence_packing.enabled": False,
+    "policy.sequence_packing.share_prompts": False,
+    "policy.sequence_packing.fuse_loss": False,
+}
+ALLTOALL = {
+    f"{MEGATRON}.moe_token_dispatcher_type": "alltoall",
+    f"{MEGATRON}.moe_flex_dispatcher_backend": None,
+    f"{MEGATRON}.moe_hybridep_num_sms": None,
+    f"{MEGATRON}.moe_hybridep_prepad_packed_inputs": False,
+    f"{MEGATRON}.env_vars": None,
+}
+HF = "policy.hf_config_overrides"
 
 
 @dataclass(frozen=True)
@@ -37,6 +51,8 @@ class Mutation:
         keys: dotted keys and their values; a key's own dots cannot be told from those between keys.
         message: part of the problem's message.
         stem: the file's name, which some rules compare with what the recipe does.
+        overrides: of the command line.
+        also: further keys to blame, of the same rule, where the mistake cannot be made in one key alone.
     """
 
     rule: str
@@ -46,6 +62,8 @@ class Mutation:
     blamed: str | None = None
     severity: str = "error"
     stem: str = "mutant"
+    overrides: tuple[str, ...] = ()
+    also: tuple[str, ...] = ()
 
     @property
     def path(self) -> str:
@@ -53,14 +71,14 @@ class Mutation:
         return self.blamed or next(iter(self.keys))
 
 
-def M(rule, base, keys, message, blamed=None, severity="error", stem="mutant"):
+def M(rule, base, keys, message, blamed=None, severity="error", **others):
     """A recipe with one problem."""
-    return Mutation(rule, base, keys, message, blamed, severity, stem)
+    return Mutation(rule, base, keys, message, blamed, severity, **others)
 
 
-def V(base, keys, stem="mutant"):
+def V(base, keys, **others):
     """A recipe at the edge of a rule, and valid."""
-    return Mutation("", base, keys, stem=stem)
+    return Mutation("", base, keys, **others)
 
 
 def written(folder: Path, mutation: Mutation) -> tuple[Path, int]:

@@ -4,8 +4,25 @@
 
 from __future__ import annotations
 
-from tests.unit.recipes.mutations.base import ASYNC, BIG, DENSE, ENV, H100, M, MEGATRON, RANKS, SYNC, TINY
+from tests.unit.recipes.mutations.base import (
+    ALLTOALL,
+    ASYNC,
+    BIG,
+    DENSE,
+    ENV,
+    H100,
+    HF,
+    JUPITER,
+    MEGATRON,
+    RANKS,
+    SYNC,
+    TINY,
+    UNPACKED,
+    M,
+    V,
+)
 
+NVL72 = {"USE_MNNVL": "1", "NVLINK_DOMAIN_SIZE": "72", "NUM_OF_TOKENS_PER_CHUNK_COMBINE_API": "128"}
 DISPATCH = [
     M("dispatcher", SYNC, {f"{MEGATRON}.moe_flex_dispatcher_backend": None}, "the flex dispatcher needs a backend"),
     M("dispatcher", TINY, {f"{MEGATRON}.moe_flex_dispatcher_backend": "deepep", "cluster.device": "cuda"}, "deepep has no effect with dispatcher alltoall, expected flex"),
@@ -36,4 +53,41 @@ DISPATCH = [
     M("GPU type", TINY, {"cluster.gpu_memory_gib": 80.0}, "has no effect with device cpu"),
     M("segments", ASYNC, {"cluster.segment_size": 4}, "2 training nodes are not a multiple of segments of 4"),
     M("segments", SYNC, {"cluster.segment_size": 20}, "20 nodes x 4 GPUs are more than the 72 of an NVLink domain"),
+    M("dispatcher", H100, {f"{MEGATRON}.expert_model_parallel_size": 1, f"{ENV}.{RANKS}": "1"}, "flex needs TP x EP above 1"),
+    M("HybridEP keys", DENSE, {f"{ENV}.{RANKS}": "3"}, "has no effect without"),
+    M("HybridEP keys", DENSE, {f"{ENV}.NUM_OF_TOKENS_PER_CHUNK_COMBINE_API": "100"}, "has no effect without"),
+    M("HybridEP keys", DENSE, {f"{MEGATRON}.moe_hybridep_prepad_packed_inputs": True}, "has no effect without"),
+    M("HybridEP keys", DENSE, {f"{MEGATRON}.hybridep_num_ranks_per_nvlink_domain": 8}, "has no effect without"),
+    M("HybridEP keys", DENSE, {f"{MEGATRON}.hybridep_num_ranks_per_nvlink_domain": 8, f"{ENV}.{RANKS}": "3"}, "has no effect without", also=(f"{ENV}.{RANKS}",)),
+    M("HybridEP keys", H100, {f"{MEGATRON}.hybridep_use_mnnvl": True, **ALLTOALL, f"{MEGATRON}.moe_token_dispatcher_type": "flex", f"{MEGATRON}.moe_flex_dispatcher_backend": "deepep"}, "has no effect without"),
+    M("HybridEP environment", SYNC, {ENV: {"_override_": True, **NVL72}, f"{MEGATRON}.hybridep_num_ranks_per_nvlink_domain": 16}, f'HybridEP needs {RANKS} in env_vars, expected "16"'),
+    *(M("HybridEP environment", SYNC, {ENV: {"_override_": True, RANKS: "16", **{k: v for k, v in NVL72.items() if k != name}}}, f"HybridEP needs {name} in env_vars") for name in NVL72),
+    M("HybridEP environment", SYNC, {f"{ENV}.USE_MNNVL": "yes", f"{MEGATRON}.hybridep_use_mnnvl": True}, "'yes', expected \"0\" or \"1\""),
+    M("HybridEP environment", SYNC, {f"{ENV}.NVLINK_DOMAIN_SIZE": "x"}, "'x', expected a positive integer as text, expected \"72\""),
+    M("HybridEP environment", SYNC, {f"{ENV}.{RANKS}": "0"}, "'0', expected a positive integer"),
+    M("HybridEP environment", SYNC, {f"{ENV}.{RANKS}": "\u0661\u0666"}, "expected a positive integer as text"),
+    M("HybridEP environment", SYNC, {f"{ENV}.{RANKS}": "4\u00b2"}, "expected a positive integer as text"),
+    M("HybridEP environment", H100, {f"{ENV}.{RANKS}": "x", "cluster.gpu_type": None}, "'x', expected a positive integer"),
+    M("HybridEP topology", SYNC, {f"{ENV}.{RANKS}": "3", HF: {"num_experts": 16}}, "3 ranks in an NVLink domain do not divide EP 16"),
+    M("HybridEP topology", SYNC, {f"{ENV}.USE_MNNVL": "0"}, '"0", expected "1": the NVLink domain of gb200 spans nodes'),
+    M("HybridEP topology", H100, {"cluster.gpus_per_node": 4, "cluster.num_nodes": 8}, "8 ranks in an NVLink domain, but the domain is the node and a node has 4 GPUs"),
+    M("HybridEP topology", JUPITER, {f"{MEGATRON}.expert_model_parallel_size": 136, "cluster.num_nodes": 272, "policy.train_global_batch_size": 2176, HF: {"num_experts": 272}}, "EP 136 over 34 domains, expected 33 at most"),
+    M("HybridEP topology", H100, {"policy.sequence_packing.logprob_mb_tokens": 21845, f"{MEGATRON}.expert_model_parallel_size": 16}, "21845 tokens on a rank in one micro-batch; HybridEP takes 21844 at most between domains", "policy.sequence_packing"),
+    M("HybridEP prepadding", H100, UNPACKED, "true, expected false with unpacked inputs, PP 1", "policy.sequence_packing.enabled"),
+    M("HybridEP shape", H100, {HF: {"hidden_size": 2056}}, "hidden size 2056, but HybridEP moves multiples of 16", f"{MEGATRON}.moe_flex_dispatcher_backend"),
+    M("HybridEP shape", SYNC, {f"{MEGATRON}.expert_model_parallel_size": 2, f"{ENV}.{RANKS}": "2", HF: {"num_experts": 126}}, "63 experts on each of 2 ranks: expected a multiple of 4 in a domain"),
+    M("HybridEP typed keys", H100, {f"{MEGATRON}.hybridep_use_mnnvl": True}, "true, but USE_MNNVL is 0"),
+    M("segments", ASYNC, {"cluster.num_nodes": 5, "policy.generation.colocated.resources.num_nodes": 3}, "3 generation nodes are not a multiple of segments of 2"),
+]  # fmt: skip
+
+VALID = [
+    V(SYNC, {f"{MEGATRON}.hybridep_num_ranks_per_nvlink_domain": 16, f"{MEGATRON}.hybridep_use_mnnvl": True}),
+    V(H100, {"cluster.gpu_type": None}),
+    V(H100, {"cluster.gpu_memory_gib": 80.0}),
+    V(H100, {**ALLTOALL, f"{MEGATRON}.moe_shared_expert_overlap": True}),
+    V(H100, {"policy.sequence_packing.logprob_mb_tokens": 30000}),
+    V(H100, {"policy.sequence_packing.logprob_mb_tokens": 21844, f"{MEGATRON}.expert_model_parallel_size": 16}),
+    V(JUPITER, {f"{MEGATRON}.expert_model_parallel_size": 132, "cluster.num_nodes": 264, "policy.train_global_batch_size": 2112, HF: {"num_experts": 264}}),
+    V(SYNC, {f"{MEGATRON}.expert_model_parallel_size": 4, f"{ENV}.{RANKS}": "4", "cluster.segment_size": None}),
+    V(SYNC, {f"{MEGATRON}.expert_model_parallel_size": 8, f"{ENV}.{RANKS}": "8", "cluster.segment_size": 18, "cluster.num_nodes": 18, "grpo.num_prompts_per_step": 72}),
 ]  # fmt: skip
