@@ -80,6 +80,7 @@ class TrajectoryCollector:
     def close(self) -> None:
         """Ends the thread; what is under way is left to the workers' end."""
         self._stopped.set()
+        self._buffer.end()  # wakes the thread if it waits for room
         self._thread.join(COLLECTOR_END_S)
 
     def __enter__(self) -> TrajectoryCollector:

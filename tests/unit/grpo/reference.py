@@ -113,7 +113,7 @@ def _token(
         ratio = math.exp(sum(current[u] - frozen[u] for u in tokens) / len(tokens))
         weight = math.exp(sum(frozen[u] - case.generation[u] for u in tokens))
     geometric = math.exp(sum(frozen[u] - case.generation[u] for u in tokens) / len(tokens))
-    weight, outside = _truncate(config, weight, geometric)
+    weight, outside = truncate(config, weight, geometric)
 
     a = case.advantages[t]
     clamped = clamp(ratio, 1 - config["ratio_clip_min"], 1 + config["ratio_clip_max"])
@@ -146,7 +146,8 @@ def _token(
     }
 
 
-def _truncate(config: dict[str, Any], weight: float, geometric: float) -> tuple[float, bool]:
+def truncate(config: dict[str, Any], weight: float, geometric: float) -> tuple[float, bool]:
+    """The weight of a token as the loss uses it, and whether it was out of bounds."""
     kind = config["truncated_importance_sampling_type"]
     high, low = config["truncated_importance_sampling_ratio"], config["truncated_importance_sampling_ratio_min"] or 0.0
     if kind == "tis":

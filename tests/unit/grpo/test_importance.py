@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from nemo_rl_moe.grpo.importance import importance_weights, sequence_error_mask
 from nemo_rl_moe.grpo.metrics import agreement_metrics
+from tests.unit.grpo.reference import random_case, truncate
 
 TRAIN = torch.tensor([-1.0, -2.0, -0.5])
 ROLLOUT = torch.tensor([-1.0, -3.0, -0.5])
@@ -89,6 +93,54 @@ def test_a_token_the_generator_called_impossible_is_capped_by_tis_at_2_and_zeroe
     ids = torch.zeros(1, dtype=torch.int64)
     assert importance_weights(train, rollout, one, ids, 1, truncation="tis", upper=2.0)[0].item() == 2.0
     assert importance_weights(train, rollout, one, ids, 1, truncation="icepop", upper=2.0)[0].item() == 0.0
+
+
+@pytest.mark.parametrize("truncation", ["tis", "icepop", "seq-mask-tis"])
+def test_a_weight_at_either_bound_is_inside(truncation):
+    # One token a sequence, so that each geometric mean is its token's weight. Powers of 2 have exact logarithms' exps.
+    train, rollout = torch.tensor([2.0, 0.5, 1.0], dtype=torch.float64).log(), torch.zeros(3, dtype=torch.float64)
+    ids = torch.arange(3)
+    found, outside = importance_weights(
+        train, rollout, torch.ones(3), ids, 3, truncation=truncation, upper=2.0, lower=0.5
+    )
+    assert (found.tolist(), outside.tolist()) == ([2.0, 0.5, 1.0], [False] * 3)
+
+
+@pytest.mark.parametrize("truncation", [None, "tis", "icepop", "seq-mask-tis"])
+@pytest.mark.parametrize("sequence_level", [True, False])
+@settings(max_examples=50, deadline=None)
+@given(
+    seed=st.integers(0, 10_000),
+    spread=st.floats(0.0, 3.0),
+    bounds=st.tuples(st.floats(0.0, 1.0), st.floats(1.0, 5.0)),
+    lengths=st.lists(st.integers(1, 6), min_size=1, max_size=6),
+)
+def test_weights_and_bounds_equal_a_float64_loop(truncation, sequence_level, seed, spread, bounds, lengths):
+    case = random_case(seed, lengths, spread)
+    config = {
+        "truncated_importance_sampling_type": truncation,
+        "truncated_importance_sampling_ratio": bounds[1],
+        "truncated_importance_sampling_ratio_min": bounds[0],
+    }
+    batch = case.batch()
+    found, outside = importance_weights(
+        batch.prev_logprobs,
+        batch.generation_logprobs,
+        batch.mask,
+        batch.sequence_ids,
+        batch.num_sequences,
+        truncation=truncation,
+        upper=bounds[1],
+        lower=bounds[0],
+        sequence_level=sequence_level,
+    )
+    for t in np.flatnonzero(case.mask):
+        own = [u for u in np.flatnonzero(case.mask) if case.sequences[u] == case.sequences[t]]
+        logs = [case.prev[u] - case.generation[u] for u in own]
+        weight = math.exp(math.fsum(logs) if sequence_level else case.prev[t] - case.generation[t])
+        expected = truncate(config, weight, math.exp(math.fsum(logs) / len(logs)))
+        assert (found[t].item(), bool(outside[t])) == (pytest.approx(expected[0], rel=1e-12), expected[1])
+    assert not outside[batch.mask == 0].any()
 
 
 def test_weights_carry_no_gradient():
