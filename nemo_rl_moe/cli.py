@@ -1,4 +1,4 @@
-"""One command: run, validate, plan, config, compare, bench, doctor.
+"""One command: run, validate, plan, config, compare, report, watch, bench, doctor.
 
 Exit codes: 0 done, 1 the run failed, 2 the user's input is wrong, 130 interrupted. Imports are made inside the
 commands: `validate` must answer on a bare machine, without torch and Ray, in about a second.
@@ -80,6 +80,7 @@ def _parser() -> argparse.ArgumentParser:
 
     _config_commands(commands.add_parser("config", help="look into recipes"))
     _compare_command(commands.add_parser("compare", help="runs against a baseline, with what differs between them"))
+    _report_command(commands.add_parser("report", help="one run: numbers, and a page with curves and samples to read"))
     _bench_commands(commands.add_parser("bench", help="predict and measure speed"))
     return parser
 
@@ -117,6 +118,14 @@ def _compare_command(compare: argparse.ArgumentParser) -> None:
     add_arguments(compare)
     _json_argument(compare)
     compare.set_defaults(command=_compare)
+
+
+def _report_command(report: argparse.ArgumentParser) -> None:
+    from nemo_rl_moe.compare.report_command import add_arguments
+
+    add_arguments(report)
+    _json_argument(report)
+    report.set_defaults(command=_report)
 
 
 def _bench_commands(bench: argparse.ArgumentParser) -> None:
@@ -186,6 +195,13 @@ def _doctor(arguments: argparse.Namespace) -> int:
 
 def _compare(arguments: argparse.Namespace) -> int:
     from nemo_rl_moe.compare.command import run
+
+    run(arguments)
+    return EXIT_DONE
+
+
+def _report(arguments: argparse.Namespace) -> int:
+    from nemo_rl_moe.compare.report_command import run
 
     run(arguments)
     return EXIT_DONE

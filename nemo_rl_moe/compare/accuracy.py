@@ -63,7 +63,7 @@ def accuracies(
         for step, i, j in zip(steps, left, right, strict=True):
             values = float(parts[0].values[i]), float(parts[1].values[j])
             if np.isfinite(values).all():
-                counts = tuple(_samples(each, name, int(step), samples) for each in (base, run))
+                counts = tuple(samples_of(each, name, int(step), samples) for each in (base, run))
                 found.append(_accuracy(name, int(step), values, (counts[0], counts[1])))
         for own, other, each in ((parts[0], parts[1], base), (parts[1], parts[0], run)):
             alone = np.setdiff1d(own.steps, other.steps)
@@ -77,7 +77,7 @@ def _accuracy(name: str, step: int, values: tuple[float, float], samples: tuple[
     if n is None or m is None:
         note = "the number of samples is not known: no interval"
         return Accuracy(name, step, *values, samples, (None, None), None, note)
-    if not (_is_share(values[0], n) and _is_share(values[1], m)):
+    if not (is_share(values[0], n) and is_share(values[1], m)):
         return Accuracy(name, step, *values, samples, (None, None), None, "partial scores: no binomial interval")
     intervals = wilson(values[0] * n, n), wilson(values[1] * m, m)
     interval = newcombe(values[0], n, values[1], m)
@@ -91,13 +91,17 @@ def _in_samples(change: float, n: int, m: int) -> str:
     return f"{100 * abs(change):.2f} points are {count} sample{'s'[: count != 1]} of {n}" if count else f"{n} samples"
 
 
-def _is_share(value: float, samples: int) -> bool:
+def is_share(value: float, samples: int) -> bool:
+    """Whether an accuracy can be that of so many samples scored 0 or 1."""
     count = value * samples
     return abs(count - round(count)) <= samples * _ROUNDING + 1e-9
 
 
-def _samples(run: RunData, metric: str, step: int, given: int | None) -> int | None:
-    """From the metrics, as given, or from the configuration. Logged is only the count of all environments together."""
+def samples_of(run: RunData, metric: str, step: int, given: int | None) -> int | None:
+    """Samples of a validation, from the metrics, as given, or from the configuration.
+
+    Logged is only the count of all environments together.
+    """
     if metric != ACCURACY:
         return None
     if (series := run.series.get(ACCURACY_SAMPLES)) is not None:

@@ -39,8 +39,8 @@ def pair_dict(pair: Pair) -> dict[str, Any]:
         "steps": [pair.window.first, pair.window.last],
         "observations": 0 if pair.blocked else len(pair.window),
         "blocked": pair.blocked,
-        "baseline": _run(pair.base),
-        "run": _run(pair.run),
+        "baseline": run_dict(pair.base),
+        "run": run_dict(pair.run),
         "verdict": found.verdict,
         "why": found.why,
         "treatment": found.treatment,
@@ -52,7 +52,8 @@ def pair_dict(pair: Pair) -> dict[str, Any]:
     }
 
 
-def _run(health: Health) -> dict[str, Any]:
+def run_dict(health: Health) -> dict[str, Any]:
+    """A run, how it ended and what is wrong with it."""
     run, steps = health.run, health.run.training_steps
     return {
         "name": run.name,

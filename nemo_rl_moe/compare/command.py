@@ -10,18 +10,16 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from nemo_rl_moe.compare.window import Window
 
+RUN_HELP = "run directory, W&B history (.csv, .json, .jsonl) or offline run, TensorBoard dump"
+STEPS_HELP = "logged step numbers, both included; default: all after step 1"
+VALIDATION_SAMPLES_HELP = "validation samples, where the runs do not say how many"
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options besides --json."""
-    parser.add_argument(
-        "runs",
-        nargs="*",
-        type=Path,
-        metavar="RUN",
-        help="baseline first: run directory, W&B history (.csv, .json, .jsonl) or offline run, TensorBoard dump",
-    )
+    parser.add_argument("runs", nargs="*", type=Path, metavar="RUN", help=f"baseline first: {RUN_HELP}")
     parser.add_argument("--suite", type=Path, metavar="DIR", help="a folder of pairs instead of RUN…: one summary")
-    parser.add_argument("--steps", metavar="A-B", help="logged step numbers, both included; default: all after step 1")
+    parser.add_argument("--steps", metavar="A-B", help=STEPS_HELP)
     parser.add_argument(
         "--treatment",
         action="append",
@@ -29,9 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="what is meant to differ: dispatcher, placement, precision, … or a dotted key; may be repeated",
     )
-    parser.add_argument(
-        "--val-samples", type=int, metavar="N", help="validation samples, where the runs do not say how many"
-    )
+    parser.add_argument("--val-samples", type=int, metavar="N", help=VALIDATION_SAMPLES_HELP)
     parser.add_argument("--html", type=Path, metavar="FILE", help="also write one self-contained page")
     parser.add_argument("--markdown", action="store_true", help="Markdown for a pull request instead of the table")
 
@@ -51,8 +47,7 @@ def run(arguments: argparse.Namespace) -> None:
         raise UserError("compare: expected either runs or --suite DIR")
     if arguments.suite is None and given < 2:
         raise UserError(f"compare: {given} run(s) given, expected a baseline and at least one other, or --suite DIR")
-    if arguments.val_samples is not None and arguments.val_samples < 1:
-        raise UserError(f"--val-samples {arguments.val_samples}: expected at least 1")
+    check_validation_samples(arguments.val_samples)
     if arguments.json and arguments.markdown:
         raise UserError("--json --markdown: expected one of them")
     matching.check_treatment(arguments.treatment)
@@ -98,6 +93,14 @@ def _suite(arguments: argparse.Namespace, window: Window | None) -> None:
         print(printable(suite_text.markdown_text(found)), end="")
     else:
         print(printable("\n".join(suite_text.lines(found))))
+
+
+def check_validation_samples(count: int | None) -> None:
+    """Raises a UserError for a number that no validation has."""
+    from nemo_rl_moe.errors import UserError
+
+    if count is not None and count < 1:
+        raise UserError(f"--val-samples {count}: expected at least 1")
 
 
 def write_page(path: Path, text: str) -> None:

@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 from nemo_rl_moe.compare.accuracy import Accuracy, accuracies
 from nemo_rl_moe.compare.health import Health, check
 from nemo_rl_moe.compare.matching import Differences, differences
-from nemo_rl_moe.compare.names import ROWS, TOKENS, TOKENS_PER_SAMPLE, Row
+from nemo_rl_moe.compare.names import ROWS, TOKENS_PER_SAMPLE, Row
+from nemo_rl_moe.compare.reduce import gaps, largest, work
 from nemo_rl_moe.compare.run_data import RunData
 from nemo_rl_moe.compare.statistics import Bootstrap, FloatArray, Interval
-from nemo_rl_moe.compare.window import Window, default_window, ranges
+from nemo_rl_moe.compare.window import Window, default_window
 
 # Points by which the change of mean rates and of the whole window may differ before it is said.
 _RATE_POINTS = 2.0
@@ -161,10 +162,10 @@ class _Lines:
         if not any(logged):
             return
         if row.reduce == "largest":
-            values = [self._largest(run, row.metric) for run in self._runs]
+            values = [largest(run, row.metric, self._window) for run in self._runs]
             self._pending.append((_line(row, "largest", values, _not_logged(self._runs, logged)), None))
             return
-        notes = [self._gaps(run, row.metric) for run in self._runs]
+        notes = [gaps(run, row.metric, self._window) for run in self._runs]
         if any(notes):
             self._pending.append((Line(row, "mean", None, None, note="; ".join(filter(None, notes))), None))
             return
@@ -197,48 +198,22 @@ class _Lines:
             return _line(row, kind, [float(value(means, base)), float(value(means, run))]), change
 
     def _weights(self, which: int, row: Row) -> tuple[int, int] | None:
-        """Columns whose means' quotient is the rate of the whole window: tokens and seconds, each over one device.
-
-        Tokens of a step are its rate x its seconds. Where the seconds are not logged they are tokens / rate, in a unit
-        that cancels.
-        """
-        run, rate = self._runs[which], self._columns[self._column(which, row.metric)]
-        if row.seconds in run.series and self._gaps(run, str(row.seconds)) is None:
-            seconds = self._columns[self._column(which, str(row.seconds))]
-        elif TOKENS in run.series and self._gaps(run, TOKENS) is None and np.all(rate > 0):
-            seconds = self._columns[self._column(which, TOKENS)] / rate
-        else:
+        """Columns whose means' quotient is the rate of the whole window."""
+        found = work(self._runs[which], row, self._window)
+        if found is None:
             return None
-        return self._new((which, f"{row.key} tokens"), rate * seconds), self._new((which, f"{row.key} s"), seconds)
+        tokens, seconds = found
+        return self._new((which, f"{row.key} tokens"), tokens), self._new((which, f"{row.key} s"), seconds)
 
     def _column(self, which: int, metric: str) -> int:
-        known = self._index.get((which, metric))
-        return self._new((which, metric), self._window.cut(self._runs[which].series[metric]).values, known)
+        if (which, metric) in self._index:
+            return self._index[which, metric]
+        return self._new((which, metric), self._window.cut(self._runs[which].series[metric]).values)
 
-    def _new(self, key: tuple[int, str], values: NDArray[np.float64], known: int | None = None) -> int:
-        if known is not None:
-            return known
+    def _new(self, key: tuple[int, str], values: NDArray[np.float64]) -> int:
         self._columns.append(values)
         self._index[key] = len(self._columns) - 1
         return self._index[key]
-
-    def _gaps(self, run: RunData, metric: str) -> str | None:
-        """Why a metric's mean over the window cannot be taken; None when it can."""
-        if metric not in run.series:
-            return f"{run.name} does not log {metric}"
-        part = self._window.cut(run.series[metric])
-        if len(part.steps) < len(self._window):
-            return f"{run.name} logged {metric} at {len(part.steps)} of {len(self._window)} steps"
-        bad = part.steps[np.isnan(part.values)]
-        return f"{run.name}: not finite at step {ranges(bad)}" if len(bad) else None
-
-    def _largest(self, run: RunData, metric: str) -> float | None:
-        """Of all steps up to the window's end: a peak before the window is a peak too."""
-        if metric not in run.series:
-            return None
-        steps, values = run.series[metric]
-        values = values[(steps <= self._window.last) & ~np.isnan(values)]
-        return float(values.max()) if len(values) else None
 
 
 def _line(row: Row, kind: Kind, values: Sequence[float | None], note: str | None = None) -> Line:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import textwrap
-
 from nemo_rl_moe.compare import markdown, suite
 from nemo_rl_moe.compare.suite import Suite
-from nemo_rl_moe.compare.text import aligned
+from nemo_rl_moe.compare.text import aligned, section
 
 
 def lines(found: Suite) -> list[str]:
@@ -16,8 +14,8 @@ def lines(found: Suite) -> list[str]:
         text += ["", table.title, *aligned([table.head, *table.rows], left=(0,))]
     if found.completed:
         text += ["", f"  {suite.MARK_MEANS}"]
-    text += _list("Notes", suite.notes(found))
-    return text + _list("Blocked", [f"{each.name}: {reason}" for each in found.blocked for reason in each.reasons])
+    text += section("Notes", suite.notes(found))
+    return text + section("Blocked", [f"{each.name}: {reason}" for each in found.blocked for reason in each.reasons])
 
 
 def markdown_text(found: Suite) -> str:
@@ -37,8 +35,3 @@ def markdown_text(found: Suite) -> str:
         if entries:
             parts.append("\n".join([f"### {title}", "", *(f"- {entry}" for entry in entries)]))
     return "\n\n".join(parts) + "\n"
-
-
-def _list(title: str, entries: list[str]) -> list[str]:
-    wrapped = [textwrap.wrap(entry, 120, initial_indent="  ", subsequent_indent="    ") for entry in entries]
-    return ["", title, *(line for entry in wrapped for line in entry)] if entries else []

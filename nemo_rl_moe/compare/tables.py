@@ -143,8 +143,8 @@ def number(value: float | None, unit: str = "") -> str:
     if value == 0 or not math.isfinite(value):
         return f"{value:g}"
     size = abs(value)
-    if unit in ("s", "tokens/s", "GiB") and size >= 0.1:
-        return f"{value:.2f}"
+    if unit in ("s", "tokens/s", "GiB") and size >= 1e-4:
+        return f"{value:.2f}" if size >= 1 else f"{value:.{2 - math.floor(math.log10(size))}f}"
     if unit == "tokens" and size >= 100:
         return f"{value:.0f}"
     if size < 1e-4:

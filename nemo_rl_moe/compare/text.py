@@ -24,11 +24,11 @@ def pair_lines(pair: Pair) -> list[str]:
     """One pair."""
     found = [tables.heading(pair), f"  {tables.observations(pair)}"]
     found += [f"  baseline: {tables.health_line(pair.base)}", f"  run:      {tables.health_line(pair.run)}"]
-    found += _list("Problems", tables.problems(pair))
+    found += section("Problems", tables.problems(pair))
     if (hint := tables.hint(pair)) is not None:
         found += ["", hint]
     found += _numbers(pair)
-    found += _list("Notes", pair.warnings)
+    found += section("Notes", pair.warnings)
     found += _differences("Configuration", pair.differences.config)
     found += _differences("Environment", pair.differences.environment)
     missing = tables.not_logged(pair)
@@ -49,6 +49,14 @@ def aligned(rows: Sequence[Sequence[str]], *, left: Sequence[int] = (0,), indent
     return found
 
 
+def section(title: str, entries: Sequence[str]) -> list[str]:
+    """Wrapped lines under a title; nothing when there are none."""
+    if not entries:
+        return []
+    wrapped = [textwrap.wrap(entry, _WIDTH, initial_indent="  ", subsequent_indent="    ") for entry in entries]
+    return ["", title, *(line for entry in wrapped for line in entry)]
+
+
 def _numbers(pair: Pair) -> list[str]:
     parts = tables.sections(pair)
     if not parts:
@@ -60,13 +68,6 @@ def _numbers(pair: Pair) -> list[str]:
         found.append(part.title)
         found += [next(table) for _ in part.rows]
     return found
-
-
-def _list(title: str, entries: Sequence[str]) -> list[str]:
-    if not entries:
-        return []
-    wrapped = [textwrap.wrap(entry, _WIDTH, initial_indent="  ", subsequent_indent="    ") for entry in entries]
-    return ["", title, *(line for entry in wrapped for line in entry)]
 
 
 def _differences(title: str, found: Sequence[tables.Difference] | None) -> list[str]:

@@ -10,13 +10,16 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from nemo_rl_moe.compare.page.shell import escape
+from nemo_rl_moe.compare.page.shell import colour, escape, stroke
 from nemo_rl_moe.compare.run_data import Series
 
 _WIDTH, _HEIGHT = 340, 170
+_WIDE = 720
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 8, 8, 22
 _POINTS = 400
 _BINS = 16
+# Characters that fit beside the axis.
+_LONGEST_TICK = 7
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,6 @@ def curves(
     unit: str,
     lines: Sequence[tuple[str, Series | None]],
     window: tuple[int, int] | None,
-    wide: bool = False,
 ) -> str:
     """A figure of series over steps; nothing when none has a point.
 
@@ -58,12 +60,11 @@ def curves(
         lines: name and series, in the order of the legend; None keeps its colour free.
         window: steps that are compared, shaded. Their values set the range, so that a warm-up step cannot flatten all
             the rest; None takes all steps.
-        wide: over the whole page.
     """
     shown = [(i, name, s) for i, (name, s) in enumerate(lines) if s is not None and np.isfinite(s.values).any()]
     if not shown:
         return ""
-    frame = _frame([s for _, _, s in shown], window, 720 if wide else _WIDTH)
+    frame = _frame([s for _, _, s in shown], window)
     parts = [_window(frame, window)] if window else []
     parts += _axes(frame)
     for i, _, series in shown:
@@ -75,7 +76,7 @@ def curves(
         "x": np.round(frame.px(steps), 1).tolist(),
         "lines": [{"name": name, "values": _at(s, steps)} for _, name, s in shown],
     }
-    return _figure(title, unit, frame, parts, points, wide)
+    return _figure(title, unit, frame, parts, points)
 
 
 def histogram(title: str, unit: str, samples: Sequence[tuple[str, NDArray[np.float64] | None]]) -> str:
@@ -94,48 +95,73 @@ def histogram(title: str, unit: str, samples: Sequence[tuple[str, NDArray[np.flo
         x, y = np.repeat(frame.px(edges), 2)[1:-1], np.repeat(frame.py(share), 2)
         path = " ".join(f"{a:.1f},{b:.1f}" for a, b in zip(x, y, strict=True))
         first, last = f"{x[0]:.1f},{base:.1f}", f"{x[-1]:.1f},{base:.1f}"
-        parts.append(f'<polygon points="{first} {path} {last}" style="fill:var(--c{i});opacity:.22"/>')
-        parts.append(f'<polyline class="line" points="{path}" style="stroke:var(--c{i})"/>')
+        parts.append(f'<polygon points="{first} {path} {last}" style="fill:{colour(i)};opacity:.22"/>')
+        parts.append(f'<polyline class="line" points="{path}" style="{stroke(i)}"/>')
         mean = float(frame.px(float(np.mean(shown[[k for k, _ in shown].index(i)][1]))))
         parts.append(
-            f'<line x1="{mean:.1f}" x2="{mean:.1f}" y1="{_TOP}" y2="{base:.1f}" style="stroke:var(--c{i});'
+            f'<line x1="{mean:.1f}" x2="{mean:.1f}" y1="{_TOP}" y2="{base:.1f}" style="stroke:{colour(i)};'
             'stroke-dasharray:3 3;stroke-width:1.4"/>'
         )
-    return _figure(title, unit, frame, parts, None, False)
+    return _figure(title, unit, frame, parts, None)
 
 
-def stacked(title: str, unit: str, steps: NDArray[np.int64], parts: Sequence[tuple[str, NDArray[np.float64]]]) -> str:
-    """A figure of parts that add up, one column a step; of many steps, the means of neighbours.
+def stacked(
+    title: str,
+    unit: str,
+    steps: NDArray[np.int64],
+    parts: Sequence[tuple[str, int, NDArray[np.float64]]],
+    total: NDArray[np.float64],
+) -> str:
+    """Figures of parts that add up, one column a step: one over the whole page, and one for a phone instead of it.
 
     Args:
-        steps: int64 [N].
-        parts: name and float64 [N], from the bottom up.
+        title: of the figure.
+        unit: of the values.
+        steps: int64 [N]; of many, a column has the means of neighbours.
+        parts: name, colour and float64 [N], from the bottom up.
+        total: float64 [N], read out with the parts.
     """
     if not len(steps):
         return ""
-    groups = np.array_split(np.arange(len(steps)), min(len(steps), 240))
-    means = [(name, np.array([values[g].mean() for g in groups])) for name, values in parts]
+    kinds = ((_WIDE, "wide"), (_WIDTH, "narrow"))
+    return "".join(_stacked(title, unit, steps, parts, total, width, kind) for width, kind in kinds)
+
+
+def _stacked(
+    title: str,
+    unit: str,
+    steps: NDArray[np.int64],
+    parts: Sequence[tuple[str, int, NDArray[np.float64]]],
+    total: NDArray[np.float64],
+    width: int,
+    kind: str,
+) -> str:
+    groups = np.array_split(np.arange(len(steps)), min(len(steps), width // 3))
+    means = [(name, number, _group_means(values, groups)) for name, number, values in parts]
     at = np.array([steps[g[0]] for g in groups])
-    total = np.sum([values for _, values in means], axis=0)
-    half = 0.5 * (at[-1] - at[0]) / max(1, len(at) - 1) if len(at) > 1 else 0.5
-    frame = Frame((float(at[0] - half), float(at[-1] + half)), (0.0, _robust_top(total)), 720, 220)
+    height = np.sum([values for _, _, values in means], axis=0)
+    half = 0.5 * float(np.diff(at).min()) if len(at) > 1 else 0.5
+    frame = Frame((float(at[0] - half), float(at[-1] + half)), (0.0, _robust_top(height)), width, 220)
     left, right = frame.px(at - half * 0.92), frame.px(at + half * 0.92)
     marks = _axes(frame)
     below = np.zeros(len(at))
-    for i, (_, values) in enumerate(means):
+    for _, number, values in means:
         low, high = frame.py(below), frame.py(below + values)
         rects = "".join(
             f"M{a:.1f} {b:.1f}H{c:.1f}V{d:.1f}H{a:.1f}Z" for a, b, c, d in zip(left, low, right, high, strict=True)
         )
-        marks.append(f'<path class="area" d="{rects}" style="fill:var(--c{i})" clip-path="url(#plot720x220)"/>')
+        clip = f"url(#plot{width}x{frame.height})"
+        marks.append(f'<path class="area" d="{rects}" style="fill:{colour(number)}" clip-path="{clip}"/>')
         below = below + values
     points = {
-        "width": frame.width,
+        "width": width,
         "steps": at.tolist(),
         "x": np.round(frame.px(at), 1).tolist(),
-        "lines": [{"name": n, "values": _rounded(v)} for n, v in [*means[::-1], ("total", total)]],
+        "lines": [
+            {"name": n, "values": _rounded(v)} for n, _, v in [*means[::-1], ("total", 0, _group_means(total, groups))]
+        ],
     }
-    return _figure(title, unit, frame, marks, points, True)
+    return _figure(title, unit, frame, marks, points, kind)
 
 
 def forest(change: float | None, low: float | None, high: float | None, limit: float, kind: str) -> str:
@@ -182,7 +208,7 @@ def ticks(low: float, high: float, count: int = 4) -> list[float]:
     return [i * step for i in range(first, math.floor(high / step + 1e-9) + 1)]
 
 
-def _frame(shown: Sequence[Series], window: tuple[int, int] | None, width: int) -> Frame:
+def _frame(shown: Sequence[Series], window: tuple[int, int] | None) -> Frame:
     inside = [_inside(s, window) for s in shown]
     values = np.concatenate([v for v in inside if len(v)] or [s.values for s in shown])
     values = values[np.isfinite(values)]
@@ -190,7 +216,7 @@ def _frame(shown: Sequence[Series], window: tuple[int, int] | None, width: int) 
     pad = 0.06 * (high - low) or abs(high) * 0.05 or 1.0
     steps = np.concatenate([s.steps for s in shown])
     first, last = float(steps.min()), float(steps.max())
-    return Frame((first - 0.5, last + 0.5) if first == last else (first, last), (low - pad, high + pad), width)
+    return Frame((first - 0.5, last + 0.5) if first == last else (first, last), (low - pad, high + pad))
 
 
 def _inside(series: Series, window: tuple[int, int] | None) -> NDArray[np.float64]:
@@ -198,6 +224,10 @@ def _inside(series: Series, window: tuple[int, int] | None) -> NDArray[np.float6
     if window is not None:
         values = values[(series.steps >= window[0]) & (series.steps <= window[1])]
     return values[np.isfinite(values)]
+
+
+def _group_means(values: NDArray[np.float64], groups: Sequence[NDArray[np.int64]]) -> NDArray[np.float64]:
+    return np.array([values[group].mean() for group in groups])
 
 
 def _robust_top(total: NDArray[np.float64]) -> float:
@@ -213,7 +243,7 @@ def _edges(values: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.linspace(low, high, _BINS + 1)
 
 
-def _line(frame: Frame, series: Series, colour: int) -> str:
+def _line(frame: Frame, series: Series, number: int) -> str:
     """A line that is broken where a value was not finite, and dots where it would be none."""
     x, y, good = frame.px(series.steps), frame.py(series.values), np.isfinite(series.values)
     runs = np.split(np.arange(len(x)), np.flatnonzero(~good))
@@ -222,9 +252,9 @@ def _line(frame: Frame, series: Series, colour: int) -> str:
         own = [i for i in run if good[i]]
         if len(own) > 1:
             path = " ".join(f"{x[i]:.1f},{y[i]:.1f}" for i in own)
-            parts.append(f'<polyline class="line" points="{path}" style="stroke:var(--c{colour})"/>')
+            parts.append(f'<polyline class="line" points="{path}" style="{stroke(number)}"/>')
         if len(own) == 1 or len(series.steps) <= 12:
-            parts += [f'<circle cx="{x[i]:.1f}" cy="{y[i]:.1f}" r="2.8" style="fill:var(--c{colour})"/>' for i in own]
+            parts += [f'<circle cx="{x[i]:.1f}" cy="{y[i]:.1f}" r="2.8" style="fill:{colour(number)}"/>' for i in own]
     return f'<g clip-path="url(#plot{frame.width}x{frame.height})">{"".join(parts)}</g>'
 
 
@@ -236,13 +266,17 @@ def _window(frame: Frame, window: tuple[int, int]) -> str:
 
 def _axes(frame: Frame, *, percent: bool = False) -> list[str]:
     parts = []
-    for value in ticks(*frame.y):
+    values = ticks(*frame.y)
+    offset = 0.0 if percent else _offset(frame.y, values)
+    span = frame.y[0] - offset, frame.y[1] - offset
+    for value in values:
         y = float(frame.py(value))
-        text = f"{100 * value:.0f} %" if percent else _tick(value, frame.y)
+        text = f"{100 * value:.0f} %" if percent else _tick(value - offset, span)
         parts.append(f'<line class="grid" x1="{_LEFT}" x2="{frame.width - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
         parts.append(f'<text x="{_LEFT - 5}" y="{y + 3.5:.1f}" text-anchor="end">{text}</text>')
-    values = ticks(*frame.x, count=4 if frame.width == _WIDTH else 8)
-    for value in values:
+    if offset:
+        parts.append(f'<text x="{_LEFT + 3}" y="{_TOP + 10}">{offset:.9g} + …</text>')
+    for value in ticks(*frame.x, count=4 if frame.width == _WIDTH else 8):
         x = float(frame.px(value))
         if percent or value == int(value):
             text = _tick(value, frame.x) if percent else f"{value:.0f}"
@@ -250,10 +284,17 @@ def _axes(frame: Frame, *, percent: bool = False) -> list[str]:
     return parts
 
 
+def _offset(span: tuple[float, float], values: Sequence[float]) -> float:
+    """What to take off all ticks, so that values that hardly differ from one another have labels that fit; mostly 0."""
+    if max((len(_tick(value, span)) for value in values), default=0) <= _LONGEST_TICK:
+        return 0.0
+    return round((span[0] + span[1]) / 2, -math.floor(math.log10(span[1] - span[0])) - 1)
+
+
 def _tick(value: float, span: tuple[float, float]) -> str:
-    if value == 0:
-        return "0"
     size = max(abs(span[0]), abs(span[1]))
+    if abs(value) < 1e-9 * size:
+        return "0"
     if size >= 1e5 or size < 1e-3:
         return f"{value:.2g}".replace("e-0", "e-").replace("e+0", "e")
     digits = max(0, 1 - math.floor(math.log10(span[1] - span[0])))
@@ -274,7 +315,7 @@ def _json(value: float | None) -> float | None:
     return float(f"{value:.6g}") if value is not None and math.isfinite(value) else None
 
 
-def _figure(title: str, unit: str, frame: Frame, parts: Sequence[str], points: dict | None, wide: bool) -> str:
+def _figure(title: str, unit: str, frame: Frame, parts: Sequence[str], points: dict | None, kind: str = "") -> str:
     data = f' data-points="{escape(json.dumps(points, separators=(",", ":")))}"' if points else ""
     mark = (
         f'<line class="mark" style="display:none;stroke:var(--ink);stroke-width:1" y1="{_TOP}" '
@@ -287,7 +328,7 @@ def _figure(title: str, unit: str, frame: Frame, parts: Sequence[str], points: d
     label = f"{title}{f' in {unit}' if unit else ''}"
     caption = f'{escape(title)} <span class="soft">{escape(unit)}</span>'
     return (
-        f"<figure{' class=wide' if wide else ''}{data}><figcaption>{caption}</figcaption>"
+        f"<figure{f' class={kind}' if kind else ''}{data}><figcaption>{caption}</figcaption>"
         f'<svg viewBox="0 0 {frame.width} {frame.height}" role="img" aria-label="{escape(label)}">'
         f"<defs>{clip}</defs>{''.join(parts)}{mark}</svg></figure>"
     )

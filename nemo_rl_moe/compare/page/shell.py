@@ -8,6 +8,9 @@ from importlib import resources
 
 from nemo_rl_moe.compare.printable import printable
 
+# page.css has so many.
+COLOURS = 7
+
 
 def page(title: str, body: Iterable[str]) -> str:
     """A whole document.
@@ -72,7 +75,21 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], classes: Sequence[
     return f'<div class="scroll"><table class="{kind}"><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
-def legend(names: Sequence[str]) -> str:
-    """Names with the colours of their lines, in order."""
-    entries = "".join(f'<span><i style="background:var(--c{i})"></i>{escape(n)}</span>' for i, n in enumerate(names))
-    return f'<div class="legend">{entries}</div>'
+def legend(names: Sequence[str], numbers: Sequence[int] | None = None) -> str:
+    """Names with the colours of their lines, in order or as numbered."""
+    entries = []
+    for number, name in zip(numbers or range(len(names)), names, strict=True):
+        ink = colour(number)
+        fill = ink if number < COLOURS else f"repeating-linear-gradient(90deg, {ink} 0 3px, transparent 3px 5px)"
+        entries.append(f'<span><i style="background:{fill}"></i>{escape(name)}</span>')
+    return f'<div class="legend">{"".join(entries)}</div>'
+
+
+def colour(number: int) -> str:
+    """Of the run or part of that number."""
+    return f"var(--c{number % COLOURS})"
+
+
+def stroke(number: int) -> str:
+    """Style of a line: where colours begin again, dashed."""
+    return f"stroke:{colour(number)}" + (";stroke-dasharray:5 3" if number >= COLOURS else "")
