@@ -16,7 +16,7 @@ export PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 python3.12 -m venv "$venv"
 pip=("$venv/bin/python" -m pip install)
 "${pip[@]}" "torch==$TORCH" "vllm==$VLLM" "ray==$RAY" "megatron-core==$MEGATRON_CORE" einops psutil safetensors \
-  math-verify==0.9.0 reasoning-gym==0.1.25 wandb tensorboard hydra-core omegaconf pydantic pyyaml rich \
+  math-verify==0.9.0 reasoning-gym==0.1.25 wandb tensorboard textual hydra-core omegaconf pydantic pyyaml rich \
   setuptools wheel ninja pybind11 packaging pytest hypothesis
 # Its torch half is built here, against the torch that was just installed.
 "${pip[@]}" --no-build-isolation "transformer-engine[pytorch]==$TRANSFORMER_ENGINE"

@@ -81,6 +81,7 @@ def _parser() -> argparse.ArgumentParser:
     _config_commands(commands.add_parser("config", help="look into recipes"))
     _compare_command(commands.add_parser("compare", help="runs against a baseline, with what differs between them"))
     _report_command(commands.add_parser("report", help="one run: numbers, and a page with curves and samples to read"))
+    _watch_command(commands.add_parser("watch", help="a live view of a run, in the terminal"))
     _bench_commands(commands.add_parser("bench", help="predict and measure speed"))
     return parser
 
@@ -126,6 +127,13 @@ def _report_command(report: argparse.ArgumentParser) -> None:
     add_arguments(report)
     _json_argument(report)
     report.set_defaults(command=_report)
+
+
+def _watch_command(watch: argparse.ArgumentParser) -> None:
+    from nemo_rl_moe.compare.watch.command import add_arguments
+
+    add_arguments(watch)
+    watch.set_defaults(command=_watch)
 
 
 def _bench_commands(bench: argparse.ArgumentParser) -> None:
@@ -202,6 +210,13 @@ def _compare(arguments: argparse.Namespace) -> int:
 
 def _report(arguments: argparse.Namespace) -> int:
     from nemo_rl_moe.compare.report_command import run
+
+    run(arguments)
+    return EXIT_DONE
+
+
+def _watch(arguments: argparse.Namespace) -> int:
+    from nemo_rl_moe.compare.watch.command import run
 
     run(arguments)
     return EXIT_DONE

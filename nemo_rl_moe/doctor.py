@@ -75,6 +75,7 @@ _EVERYWHERE = (
     Requirement(("reasoning-gym",), "0.1.25", "0.1.26"),
     Requirement(("wandb",), "0.21", optional="logger.wandb_enabled"),
     Requirement(("tensorboard",), "2.18", optional="logger.tensorboard_enabled"),
+    Requirement(("textual",), "8.0", optional="nemo-rl-moe watch"),
 )
 _HYBRID_EP = "build DeepEP's hybrid-ep branch: docker/Dockerfile has the commands"
 STACKS: dict[str, tuple[Requirement, ...]] = {

@@ -27,3 +27,5 @@ SIGNAL_REPEAT_S = 10.0
 
 Later ones raise again, for the exception may have been lost in code that catches everything.
 """
+WATCH_POLL_S = 1.0
+"""`watch` looks whether the files of its run have changed."""

@@ -143,12 +143,12 @@ def number(value: float | None, unit: str = "") -> str:
     if value == 0 or not math.isfinite(value):
         return f"{value:g}"
     size = abs(value)
-    if unit in ("s", "tokens/s", "GiB") and size >= 1e-4:
+    if not 1e-4 <= size < 1e7:
+        return f"{value:.{4 if size > 1 else 3}g}"
+    if unit in ("s", "tokens/s", "GiB"):
         return f"{value:.2f}" if size >= 1 else f"{value:.{2 - math.floor(math.log10(size))}f}"
     if unit == "tokens" and size >= 100:
         return f"{value:.0f}"
-    if size < 1e-4:
-        return f"{value:.3g}"
     return f"{value:.{max(0, 4 - math.floor(math.log10(size)) - 1) + (size < 1)}f}"
 
 

@@ -202,7 +202,7 @@ class _Status:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         grid = Table.grid(padding=(0, 1))
         doing = (self.phase or ("starting" if not self.seconds else "")).replace("_", " ")
-        elapsed = _clock(time.monotonic() - self._began)
+        elapsed = clock(time.monotonic() - self._began)
         grid.add_row(
             f"step {self.step}/{self._total}",
             ProgressBar(total=self._total, completed=self.step, width=24),
@@ -215,10 +215,11 @@ class _Status:
         recent = self.seconds[-20:]
         if not recent:
             return ""
-        return f", about {_clock(sum(recent) / len(recent) * (self._total - self.step))} left"
+        return f", about {clock(sum(recent) / len(recent) * (self._total - self.step))} left"
 
 
-def _clock(seconds: float) -> str:
+def clock(seconds: float) -> str:
+    """`3:20`, or `1:03:20` from an hour on."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
