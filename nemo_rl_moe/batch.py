@@ -68,22 +68,42 @@ class SequenceBatch:
         """int64 [T]: which sequence each token belongs to."""
         return np.repeat(np.arange(len(self.lengths)), self.lengths)
 
+    def token_spans(self, samples: Sequence[int] | IntArray) -> list[tuple[int, int]]:
+        """Stretches [start, end) of the per-token arrays that hold the given samples, in the given order.
+
+        Samples that follow one another in the batch are one stretch.
+        """
+        rows = np.asarray(samples, dtype=np.int64)
+        if len(rows) == 0:
+            return []
+        breaks = np.flatnonzero(np.diff(rows) != 1)
+        first, last = rows[np.append(0, breaks + 1)], rows[np.append(breaks, len(rows) - 1)]
+        offsets = self.offsets
+        return list(zip(offsets[first].tolist(), offsets[last + 1].tolist(), strict=True))
+
     def token_index(self, samples: Sequence[int] | IntArray) -> IntArray:
         """Positions in the per-token arrays of the given samples' tokens, in the given order."""
-        offsets = self.offsets
-        if len(samples) == 0:
-            return np.zeros(0, dtype=np.int64)
-        return np.concatenate([np.arange(offsets[i], offsets[i + 1]) for i in samples])
+        spans = self.token_spans(samples)
+        return np.concatenate([np.zeros(0, dtype=np.int64), *(np.arange(start, end) for start, end in spans)])
 
     def select(self, samples: Sequence[int] | IntArray) -> SequenceBatch:
-        """The given samples, in the given order (repeats allowed)."""
+        """The given samples, in the given order (repeats allowed).
+
+        Samples that follow one another are views of this batch's per-token arrays, not copies.
+        """
         rows = np.asarray(samples, dtype=np.int64)
-        index = self.token_index(rows)
+        spans = self.token_spans(rows)
+
+        def picked(values: NDArray) -> NDArray:
+            # Whole stretches: an index of every token would be larger than what it picks, and several times slower.
+            parts = [values[start:end] for start, end in spans]
+            return parts[0] if len(parts) == 1 else np.concatenate([values[:0], *parts])
+
         return SequenceBatch(
             self.lengths[rows],
-            self.tokens[index],
-            self.token_mask[index],
-            {name: values[index] for name, values in self.token_values.items()},
+            picked(self.tokens),
+            picked(self.token_mask),
+            {name: picked(values) for name, values in self.token_values.items()},
             {name: values[rows] for name, values in self.sample_values.items()},
         )
 

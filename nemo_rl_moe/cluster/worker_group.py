@@ -148,6 +148,13 @@ class WorkerGroup:
                 results[call.rank] = self.result(call, phase)
         return [results[rank] for rank in range(self.size)]
 
+    def put(self, value: Any) -> Any:
+        """A handle that a call takes in the value's place as a positional argument.
+
+        What several ranks get is then pickled and copied once. It is kept for as long as the handle is.
+        """
+        return ray.put(value)
+
     def call_each(self, method: str, *args: Any, phase: str, timeout_s: float, **kwargs: Any) -> list[Any]:
         """As `call`, but waits for all: a worker that died or raised has its `WorkerFailed` in place of a result."""
         calls = [self.submit(rank, method, *args, **kwargs) for rank in range(self.size)]

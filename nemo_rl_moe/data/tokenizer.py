@@ -18,18 +18,7 @@ def load_tokenizer(policy: PolicyConfig) -> PreTrainedTokenizerBase:
     Raises:
         UserError: there is no such tokenizer, or it lacks a chat template, an end token or a padding token.
     """
-    from transformers import AutoTokenizer
-
-    name = policy.tokenizer.name or policy.model_name
-    key = "policy.tokenizer.name" if policy.tokenizer.name else "policy.model_name"
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=policy.trust_remote_code)
-    except Exception as error:  # transformers raises OSError, ValueError, KeyError and more for one and the same cause
-        raise UserError(_load_message(key, name, error)) from error
-    if policy.tokenizer.chat_template is not None:
-        tokenizer.chat_template = policy.tokenizer.chat_template
-    if policy.tokenizer.pad_token is not None:
-        _set_pad_token(tokenizer, policy.tokenizer.pad_token)
+    tokenizer, (key, name) = open_tokenizer(policy), _name(policy)
     if not tokenizer.chat_template:
         raise UserError(f"{key}: {name!r} has no chat template; set policy.tokenizer.chat_template")
     if tokenizer.eos_token_id is None:
@@ -40,6 +29,32 @@ def load_tokenizer(policy: PolicyConfig) -> PreTrainedTokenizerBase:
             f"such as {tokenizer.eos_token!r} (padding is told by lengths, never by the id)"
         )
     return tokenizer
+
+
+def open_tokenizer(policy: PolicyConfig) -> PreTrainedTokenizerBase:
+    """The same tokenizer, unchecked: for a worker, whose driver has checked it.
+
+    Raises:
+        UserError: there is no such tokenizer, or not the padding token that the recipe names.
+    """
+    from transformers import AutoTokenizer
+
+    key, name = _name(policy)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=policy.trust_remote_code)
+    except Exception as error:  # transformers raises OSError, ValueError, KeyError and more for one and the same cause
+        raise UserError(_load_message(key, name, error)) from error
+    if policy.tokenizer.chat_template is not None:
+        tokenizer.chat_template = policy.tokenizer.chat_template
+    if policy.tokenizer.pad_token is not None:
+        _set_pad_token(tokenizer, policy.tokenizer.pad_token)
+    return tokenizer
+
+
+def _name(policy: PolicyConfig) -> tuple[str, str]:
+    """The key that names the tokenizer, and its value."""
+    own = policy.tokenizer.name
+    return ("policy.tokenizer.name", own) if own else ("policy.model_name", policy.model_name)
 
 
 def _set_pad_token(tokenizer: PreTrainedTokenizerBase, token: str) -> None:

@@ -84,7 +84,7 @@ class AsyncVllmWorker(EngineWorker):
             # Whatever came out while an update failed is of unknown weights.
             self._check_usable()
             if not any(output.finish_reason == "abort" for output in outputs):
-                return to_completions(outputs, self._version)
+                return to_completions(outputs, self._version, self._decode)
 
     async def update_weights(self, path: str, layout: list, digest: str, version: int) -> dict[str, float]:
         """Loads the weights in a shared buffer and makes them the given version; see `VllmWorker.update_weights`.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from nemo_rl_moe.data.tokenizer import open_tokenizer
 from nemo_rl_moe.errors import RunFailed, UserError
 from nemo_rl_moe.generation.interface import Completions, SamplingSpec
 from nemo_rl_moe.generation.sleep import SleepState
@@ -46,6 +47,7 @@ class EngineWorker:
         self._version = 0
         self._failure: str | None = None
         self._sleep = SleepState()
+        self._tokenizer: Any = None
 
     def weight_version(self) -> int:
         """Version of the weights it samples with; 0 are those of the checkpoint it was built from."""
@@ -54,6 +56,12 @@ class EngineWorker:
     def _max_model_len(self) -> int:
         """Prompt and response tokens that the engine accepts."""
         raise NotImplementedError
+
+    def _decode(self, rows: list[list[int]]) -> list[str]:
+        """Texts of responses without special tokens, by the run's own tokenizer."""
+        if self._tokenizer is None:
+            self._tokenizer = open_tokenizer(self._recipe.policy)
+        return self._tokenizer.batch_decode(rows, skip_special_tokens=True)
 
     def _refit_init_info(self) -> dict[str, Any]:
         """What vLLM's weight-transfer engine gets at the start."""
@@ -157,11 +165,12 @@ def sample_seed(seed: int, prompt_id: int, sample: int) -> int:
     return int.from_bytes(digest, "little") >> 1
 
 
-def to_completions(outputs: list[Any], version: int) -> Completions:
+def to_completions(outputs: list[Any], version: int, decode: Callable[[list[list[int]]], list[str]]) -> Completions:
     """vLLM's finished `CompletionOutput`s as flat arrays.
 
     Args:
         version: of the weights, for an engine that does not say it itself.
+        decode: token ids of responses to their texts.
     """
     lengths = np.array([len(o.token_ids) for o in outputs], dtype=np.int64)
     total = int(lengths.sum())
@@ -176,4 +185,5 @@ def to_completions(outputs: list[Any], version: int) -> Completions:
         token_versions=np.repeat(
             np.array([v for v, _ in spans], dtype=np.int32), np.array([n for _, n in spans], dtype=np.int64)
         ),
+        texts=decode([list(o.token_ids) for o in outputs]),
     )

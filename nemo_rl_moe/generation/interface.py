@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +39,8 @@ class Completions:
         truncated: bool [M], True where the response was cut at the length limit.
         token_versions: int32 [sum(lengths)], version of the weights that sampled each token; it never falls within a
             response, and rises where an update came while it ran.
+        texts: the M decoded responses, without special tokens. The workers decode, side by side: the controller would
+            need longer for it than for all else that it does with a token.
     """
 
     lengths: NDArray[np.int64]
@@ -45,6 +48,7 @@ class Completions:
     logprobs: NDArray[np.float32]
     truncated: NDArray[np.bool_]
     token_versions: NDArray[np.int32]
+    texts: list[str]
 
     @property
     def weight_versions(self) -> NDArray[np.int64]:
@@ -56,15 +60,13 @@ class Completions:
         lengths = self.lengths.reshape(-1, n)
         ends = np.cumsum(lengths.sum(axis=1))[:-1]
         flat = [np.split(values, ends) for values in (self.token_ids, self.logprobs, self.token_versions)]
-        groups = zip(lengths, *flat, self.truncated.reshape(-1, n), strict=True)
-        return [Completions(own, ids, lp, cut, versions) for own, ids, lp, versions, cut in groups]
+        texts = [self.texts[start : start + n] for start in range(0, len(self.texts), n)]
+        groups = zip(lengths, *flat, self.truncated.reshape(-1, n), texts, strict=True)
+        return [Completions(own, ids, lp, cut, versions, said) for own, ids, lp, versions, cut, said in groups]
 
     @staticmethod
     def concat(parts: Sequence[Completions]) -> Completions:
         """All responses of the parts, in order."""
-        return Completions(
-            *(
-                np.concatenate([getattr(p, name) for p in parts])
-                for name in ("lengths", "token_ids", "logprobs", "truncated", "token_versions")
-            )
-        )
+        flat = ("lengths", "token_ids", "logprobs", "truncated", "token_versions")
+        joined: dict[str, Any] = {name: np.concatenate([getattr(p, name) for p in parts]) for name in flat}
+        return Completions(**joined | {"texts": [text for p in parts for text in p.texts]})

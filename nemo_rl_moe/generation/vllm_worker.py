@@ -69,10 +69,10 @@ class VllmWorker(EngineWorker):
         self._sleep.check_ready_to_sample()
         requests = self._requests(prompt_ids, prompt_lengths, prompt_tokens, spec, first_samples)
         if not requests.prompts:
-            return to_completions([], self._version)
+            return to_completions([], self._version, self._decode)
         with self._fatal("generation"), _collector_paused():
             outputs = self._llm.generate(requests.prompts, requests.parameters, use_tqdm=False)
-        return to_completions([output.outputs[0] for output in outputs], self._version)
+        return to_completions([output.outputs[0] for output in outputs], self._version, self._decode)
 
     def update_weights(self, path: str, layout: list, digest: str, version: int) -> dict[str, float]:
         """Loads the weights in a shared buffer and makes them the given version.

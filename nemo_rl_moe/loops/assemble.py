@@ -17,14 +17,14 @@ def assemble(prompts: Sequence[Prompt], completions: Completions, n: int) -> Seq
     `prompt_ids` is the position of the prompt in this batch, not the row of the dataset: the same row drawn twice is
     two groups, each with its own baseline.
     """
-    prompt_lengths = np.repeat(np.array([len(p.token_ids) for p in prompts], dtype=np.int64), n)
+    rows = [np.asarray(p.token_ids, dtype=np.int32) for p in prompts]
+    prompt_lengths = np.repeat(np.array([len(row) for row in rows], dtype=np.int64), n)
     lengths = prompt_lengths + completions.lengths
-    starts = np.cumsum(lengths) - lengths
-    position = np.arange(int(lengths.sum())) - np.repeat(starts, lengths)
-    sampled = position >= np.repeat(prompt_lengths, lengths)
+    stretches = np.stack([prompt_lengths, completions.lengths], axis=1)
+    sampled = np.repeat(np.tile([False, True], len(lengths)), stretches.ravel())
     tokens = np.empty(len(sampled), dtype=np.int32)
     tokens[sampled] = completions.token_ids
-    tokens[~sampled] = np.concatenate([np.asarray(p.token_ids, dtype=np.int32) for p in prompts for _ in range(n)])
+    tokens[~sampled] = np.concatenate([row for row in rows for _ in range(n)])
     logprobs = np.zeros(len(sampled), dtype=np.float32)
     logprobs[sampled] = completions.logprobs
     versions = np.zeros(len(sampled), dtype=np.int32)

@@ -86,18 +86,14 @@ def score(run: Run, prompts: list[Prompt], completions: Completions, n: int) -> 
     """Puts prompts and their n responses each together and scores them in their environments."""
     with run.timer.phase("data"):
         batch = assemble(prompts, completions, n)
-        ends = np.cumsum(completions.lengths)
-        responses = run.data.tokenizer.batch_decode(
-            [ids.tolist() for ids in np.split(completions.token_ids, ends[:-1])], skip_special_tokens=True
-        )
     with run.timer.phase("reward"):
         scores = run.verifiers.score(
             [
                 ScoreRequest(p.env_name, p.id, p.text, response, p.metadata)
-                for p, response in zip((p for p in prompts for _ in range(n)), responses, strict=True)
+                for p, response in zip((p for p in prompts for _ in range(n)), completions.texts, strict=True)
             ]
         )
     for message in scores.messages:
         run.tracker.event(f"warning: {message}")
     counts = {"reward_errors": float(scores.errors), "reward_timeouts": float(scores.timeouts)}
-    return Rollouts(prompts, batch.with_values(samples={"rewards": scores.rewards}), responses, counts)
+    return Rollouts(prompts, batch.with_values(samples={"rewards": scores.rewards}), completions.texts, counts)

@@ -75,6 +75,10 @@ class MicrobatchPlan:
             start += len(m.samples)
         return RankShard(batch.select(self.rank_samples(rank)), tuple(renumbered))
 
+    def shards(self, batch: SequenceBatch) -> list[RankShard]:
+        """Every rank's part of the batch that was planned."""
+        return [self.shard(batch, rank) for rank in range(len(self.ranks))]
+
 
 @dataclass(frozen=True)
 class RankShard:

@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from nemo_rl_moe.batch import ROUTED_EXPERTS, FloatArray, SequenceBatch
 from nemo_rl_moe.cluster.worker_group import WorkerGroup
-from nemo_rl_moe.policy.packing import MicrobatchPlan, RankShard, plan_microbatches
+from nemo_rl_moe.policy.packing import MicrobatchPlan, plan_microbatches
 from nemo_rl_moe.policy.routes import join_routes
 from nemo_rl_moe.policy.shared_prompts import find_families
-from nemo_rl_moe.policy.step_shard import StepShard, count_loss_tokens
+from nemo_rl_moe.policy.step_shard import TRAINED_VALUES, StepShard, count_loss_tokens
 from nemo_rl_moe.policy.worker import MEMORY_PEAK, RankPlace
 from nemo_rl_moe.recipe.schema import Recipe
 from nemo_rl_moe.recipe.schema.policy import MegatronConfig
@@ -62,7 +62,7 @@ class Policy:
             "logprobs",
             phase="policy: reference log-probabilities" if reference else "policy: log-probabilities",
             timeout_s=self._timeouts.logprob_s,
-            per_worker=[(shard,) for shard in self._by_worker(plan, bare)],
+            per_worker=self._by_worker(plan.shards(bare)),
             reference=reference,
         )
         return self._joined(batch, plan, results)
@@ -75,7 +75,7 @@ class Policy:
             "logprobs_and_routes",
             phase="policy: log-probabilities",
             timeout_s=self._timeouts.logprob_s,
-            per_worker=[(shard,) for shard in self._by_worker(plan, bare)],
+            per_worker=self._by_worker(plan.shards(bare)),
         )
         recorded = [
             (batch.token_index(plan.rank_samples(place.dp_rank)), routes)
@@ -88,8 +88,11 @@ class Policy:
     def _joined(self, batch: SequenceBatch, plan: MicrobatchPlan, results: Sequence[FloatArray | None]) -> FloatArray:
         values = np.zeros(len(batch.tokens), dtype=np.float32)
         for place, result in zip(self._places, results, strict=True):
-            if place.reports:
-                values[batch.token_index(plan.rank_samples(place.dp_rank))] = result
+            if place.reports and result is not None:
+                done = 0
+                for start, end in batch.token_spans(plan.rank_samples(place.dp_rank)):
+                    values[start:end] = result[done : done + end - start]
+                    done += end - start
         return values
 
     def train(self, batch: SequenceBatch) -> dict[str, float]:
@@ -107,7 +110,10 @@ class Policy:
             (of the rank with the most).
         """
         size = self._recipe.policy.train_global_batch_size
-        per_worker: list[list[StepShard]] = [[] for _ in self._places]
+        values = {name: batch.token_values[name] for name in TRAINED_VALUES if name in batch.token_values}
+        mask = {"sample_mask": batch.sample_values["sample_mask"]} if "sample_mask" in batch.sample_values else {}
+        batch = SequenceBatch(batch.lengths, batch.tokens, batch.token_mask, values, mask)
+        by_rank: list[list[StepShard]] = []
         microbatches = computed = 0
         starts = range(0, len(batch), size)
         for start in starts:
@@ -115,13 +121,14 @@ class Policy:
             plan, counts = self._plan(step, training=True), count_loss_tokens(step)
             microbatches += plan.num_microbatches
             computed += plan.num_tokens
-            for own, shard in zip(per_worker, self._by_worker(plan, step), strict=True):
+            by_rank = by_rank or [[] for _ in plan.ranks]
+            for own, shard in zip(by_rank, plan.shards(step), strict=True):
                 own.append(StepShard(shard, counts))
         results = self._workers.call(
             "train",
             phase="policy: training step",
             timeout_s=self._timeouts.train_s,
-            per_worker=[(steps,) for steps in per_worker],
+            per_worker=self._by_worker(by_rank),
         )
         reports = [r for place, r in zip(self._places, results, strict=True) if place.reports]
         # Counted where they are computed: with prepadding the ranks make rows longer than planned.
@@ -179,10 +186,14 @@ class Policy:
             families=find_families(batch) if shared else None,
         )
 
-    def _by_worker(self, plan: MicrobatchPlan, batch: SequenceBatch) -> Sequence[RankShard]:
-        """Tensor- and pipeline-parallel ranks of one data-parallel rank work on the same sequences."""
-        shards = [plan.shard(batch, rank) for rank in range(len(plan.ranks))]
-        return [shards[place.dp_rank] for place in self._places]
+    def _by_worker(self, by_rank: Sequence[object]) -> list[tuple[object]]:
+        """Each worker's argument, from one of each data-parallel rank.
+
+        Tensor- and pipeline-parallel ranks of one data-parallel rank work on the same sequences, which leave this
+        process once for all of them.
+        """
+        handles = [self._workers.put(value) for value in by_rank]
+        return [(handles[place.dp_rank],) for place in self._places]
 
 
 def row_multiple(cfg: MegatronConfig, own: int) -> int:

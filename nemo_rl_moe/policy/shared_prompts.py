@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from nemo_rl_moe.batch import IntArray, SequenceBatch
 
 
@@ -40,8 +38,8 @@ def find_families(batch: SequenceBatch) -> list[Family]:
     prompts: dict[bytes, int] = {}
     offsets = batch.offsets
     for i, (start, end) in enumerate(zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)):
-        sampled = np.flatnonzero(batch.token_mask[start:end])
-        length = int(sampled[0]) if len(sampled) else 0
+        # argmax stops at the first sampled token, and says 0 where there is none.
+        length = int(batch.token_mask[start:end].argmax())
         key = batch.tokens[start : start + length].tobytes() if length else f"alone {i}".encode()
         members.setdefault(key, []).append(i)
         prompts[key] = length

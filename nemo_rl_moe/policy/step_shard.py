@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
 
-from nemo_rl_moe.batch import SequenceBatch
+from nemo_rl_moe.batch import ROUTED_EXPERTS, SequenceBatch
 from nemo_rl_moe.grpo.types import GlobalCounts
 from nemo_rl_moe.policy.packing import RankShard
+
+TRAINED_VALUES = ("advantages", "generation_logprobs", "prev_logprobs", "reference_logprobs", ROUTED_EXPERTS)
 
 
 @dataclass(frozen=True)
@@ -38,5 +41,6 @@ def loss_mask(batch: SequenceBatch) -> np.ndarray:
 
 def count_loss_tokens(batch: SequenceBatch) -> GlobalCounts:
     """Tokens in the loss, and sequences with at least one."""
-    mask = loss_mask(batch)
-    return GlobalCounts(tokens=float(mask.sum()), sequences=float(len(np.unique(batch.sequence_ids[mask]))))
+    mask, offsets = loss_mask(batch), batch.offsets.tolist()
+    counting = sum(bool(mask[start:end].any()) for start, end in itertools.pairwise(offsets))
+    return GlobalCounts(tokens=float(np.count_nonzero(mask)), sequences=float(counting))

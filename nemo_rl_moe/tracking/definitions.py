@@ -48,14 +48,14 @@ _TIMING = (
     ),
     (
         "generation",
-        "Sampling the responses. Generation that runs ahead in its own thread counts in the step it ends in.",
+        "Sampling and decoding the responses. Generation that runs ahead counts in the step in which it ends.",
     ),
     (
         "exposed_generation",
         "The part of generation that the step waited for: all of it when sync, the wait for samples when async.",
     ),
     ("reward", "Scoring the responses in their environments."),
-    ("data", "Drawing prompts, joining prompts and responses, decoding responses."),
+    ("data", "Drawing prompts, joining prompts and responses."),
     ("policy_and_reference_logprobs", "Log-probabilities of the policy before the update, and of the reference."),
     ("policy_training", "Forward, backward and optimizer steps."),
     ("weight_sync", "Bringing the generator to the new weights; when colocated, its sleep and waking too."),

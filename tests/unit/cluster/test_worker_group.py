@@ -55,6 +55,11 @@ def test_results_come_in_rank_order_with_each_worker_its_own_arguments(group: Wo
     assert group.call_rank(1, "add", 5, phase="p", timeout_s=60) == (1, 5)
 
 
+def test_a_value_put_once_reaches_both_ranks_as_itself(group: WorkerGroup) -> None:
+    handle = group.put(30)
+    assert group.call("add", 10, phase="p", timeout_s=60, per_worker=[(handle,), (handle,)]) == [(0, 40), (1, 40)]
+
+
 def test_workers_start_with_the_recipes_environment(group: WorkerGroup) -> None:
     assert group.call("environment", "RECIPE_VALUE", phase="p", timeout_s=60) == ["7", "7"]
 

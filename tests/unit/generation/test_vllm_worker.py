@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
+from transformers import AutoTokenizer
 
 from nemo_rl_moe.errors import UserError
 from nemo_rl_moe.generation.engine_worker import EngineUnusable, sample_seed
@@ -89,6 +91,13 @@ def test_truncated_is_true_exactly_where_no_end_token_was_sampled(engine: Engine
     assert any(ends)
     assert completions.truncated.tolist() == [not end for end in ends]
     assert all(EOS_ID not in r[:-1] for r in rows(completions))
+
+
+def test_texts_are_the_sampled_tokens_decoded_without_the_special_ones_0_to_3(engine: Engine, moe_folder: Path) -> None:
+    completions = engine.generate(random_prompts(16, seed=7), SamplingSpec(2.0, 200, 4, seed=0))
+    tokenizer = AutoTokenizer.from_pretrained(moe_folder)
+    assert completions.texts == [tokenizer.decode([t for t in r if t > 3]) for r in rows(completions)]
+    assert len(set(completions.texts)) > 60
 
 
 def test_a_prompt_of_250_tokens_gets_6_response_tokens_of_a_limit_of_256(engine: Engine) -> None:

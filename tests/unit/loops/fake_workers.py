@@ -147,6 +147,7 @@ def completions(prompts: int, spec: SamplingSpec, version: int) -> Completions:
         logprobs=np.full(count * length, -1.0, dtype=np.float32),
         truncated=np.zeros(count, dtype=np.bool_),
         token_versions=np.full(count * length, version, dtype=np.int32),
+        texts=["text"] * count,
     )
 
 
@@ -213,13 +214,6 @@ class FakeVerifiers:
         return ScoreResult(np.arange(len(requests), dtype=np.float32) % 2)
 
 
-class FakeTokenizer:
-    """Says how long a response is."""
-
-    def batch_decode(self, rows: Sequence[Sequence[int]], **kwargs: Any) -> list[str]:
-        return [f"{len(row)} tokens" for row in rows]
-
-
 class Notes:
     """A tracker that remembers."""
 
@@ -253,7 +247,7 @@ def make_run(recipe: Recipe, prompts: int, workers: FakeWorkers, policy: FakePol
         "policy": policy,
         "synchronizer": FakeSynchronizer(generator),
         "verifiers": FakeVerifiers(),
-        "data": Data(FakeTokenizer(), loader, []),
+        "data": Data(None, loader, []),
         "tracker": notes,
     }
     return Run(

@@ -47,6 +47,9 @@ class LocalWorkers:
         policy.setup()
         return policy
 
+    def put(self, value: Any) -> Any:
+        return value
+
     def call(
         self,
         method: str,
