@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """The speed of everything, side by side: one table with the machine, conditions, medians and spread.
 
-    python tools/bench_loop.py [--parts train-step,trl-fixed,trl-varied,overhead,generation,refit,placements]
+    python tools/bench_loop.py [--parts train-step,trl-fixed,trl-varied,overhead,generation,refit,placements,
+                                        compare]
                                 [--write]
 
 Each measurement runs in a process of its own, one after the other. Nothing here is a timed test: the table says which
@@ -22,7 +23,7 @@ from typing import Any
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
-from tools.bench import our_side, report, trl_environment, workloads  # noqa: E402
+from tools.bench import long_runs, our_side, report, trl_environment, workloads  # noqa: E402
 from tools.bench.child import run_child  # noqa: E402
 from tools.bench.report import Row, spread  # noqa: E402
 from tools.bench.workloads import Workload  # noqa: E402
@@ -160,6 +161,18 @@ class Bench:
         for name, steps in runs.items():
             self.notes.append(f"{name}: mean step {statistics.mean(seconds[name]):.3f} s ({_shares_of_ours(steps)})")
 
+    def compare(self) -> None:
+        """Two long runs compared from the command line, as a table and as a page."""
+        with tempfile.TemporaryDirectory(prefix="bench-compare-") as temporary:
+            page = Path(temporary) / "page.html"
+            line = long_runs.command(Path(temporary))
+            for form, options in (("table", []), ("table and page", ["--html", str(page)])):
+                load = report.load_average()
+                seconds = long_runs.seconds([*line, *options], self.steps(10))
+                what = f"compare two runs of {long_runs.STEPS:,} steps x {long_runs.METRICS} metrics, {form}"
+                goal, middle = long_runs.LIMIT_S, statistics.median(seconds)
+                self.rows.append(Row(what, spread(seconds, "s"), "", middle, goal, False, load))
+
     def _against_trl(self, workload: Workload, threads: int, *, goal: float, steps: int) -> None:
         """Takes turns, two runs of each side, so that a slow minute of the machine hits both."""
         folder = workloads.make(workload, ROOT)
@@ -257,6 +270,7 @@ PARTS: dict[str, Callable[[Bench], None]] = {
     "generation": Bench.generation,
     "refit": Bench.refit,
     "placements": Bench.placements,
+    "compare": Bench.compare,
 }
 
 

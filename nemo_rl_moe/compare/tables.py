@@ -20,6 +20,7 @@ from nemo_rl_moe.compare.statistics import LEVEL, MIN_STEPS, Interval
 _PHASES = (STEP_TIME, THROUGHPUT)
 ACCURACY_TITLE = "Validation accuracy"
 NO_DIFFERENCE = "no difference shown"
+_FACTOR_PERCENT = 900.0
 HEADS = ("", "baseline", "run", "change", f"{LEVEL:.0%} interval".replace("%", " %"), "")
 
 
@@ -153,18 +154,26 @@ def number(value: float | None, unit: str = "") -> str:
 
 
 def change_text(change: float | None, percent: bool) -> str:
-    """`+16.4 %`, or a difference with its sign."""
+    """`+16.4 %`, or a difference with its sign; from ten times the baseline on, the factor."""
     if change is None:
         return "-"
-    return f"{change:+.1f} %" if percent else f"{change:+.5f}"
+    return _signed(change, percent) + " %" * (percent and not _is_factor(change))
 
 
 def interval_text(interval: Interval | None, percent: bool) -> str:
     """`+12.1 to +20.3`."""
-    if interval is None:
-        return "-"
-    digits = 1 if percent else 5
-    return f"{interval.low:+.{digits}f} to {interval.high:+.{digits}f}"
+    return "-" if interval is None else " to ".join(_signed(end, percent) for end in interval)
+
+
+def _signed(change: float, percent: bool) -> str:
+    if percent and _is_factor(change):
+        return f"x {1 + change / 100:.3g}"
+    return f"{change:+.1f}" if percent else f"{change:+.5f}"
+
+
+def _is_factor(change: float) -> bool:
+    """Whether percents say less than a factor does, as when the baseline is all but 0."""
+    return change >= _FACTOR_PERCENT
 
 
 def _row(line: Line, with_unit: bool) -> TableRow:

@@ -99,11 +99,11 @@ def _below(text: str) -> str:
 
 
 def _reach(line: Line) -> float:
-    """How far the line of changes must reach; wide intervals are cut at three times the largest change."""
+    """How far the line of changes must reach; wide intervals are cut at three times the change, all at a doubling."""
     if line.row.change != "percent" or line.change is None:
         return 0.0
     ends = line.interval or (line.change, line.change)
-    return min(max(map(abs, ends)), 3 * max(abs(line.change), 5.0))
+    return min(max(map(abs, ends)), 3 * max(abs(line.change), 5.0), 100.0)
 
 
 def _bar(line: Line, limit: float) -> str:

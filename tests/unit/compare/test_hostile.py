@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from nemo_rl_moe.cli import main
+from nemo_rl_moe.compare import tables
 from nemo_rl_moe.compare.comparison import Pair, compare
+from nemo_rl_moe.compare.page import compare_page
 from nemo_rl_moe.compare.printable import printable
 from nemo_rl_moe.compare.read import read_run
 from nemo_rl_moe.compare.run_data import MAX_STEP, RunData
@@ -204,3 +206,51 @@ def test_commands_to_a_terminal_in_a_reason_and_in_a_name_are_not_passed_on(
 def test_half_a_character_and_control_characters_become_the_replacement_character() -> None:
     assert printable("a\ud800b\x00c\nd\te") == "a\ufffdb\ufffdc\nd\te"
     assert printable("é 漢 🙂") == "é 漢 🙂"
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [(16.4, "+16.4 %"), (-99.96, "-100.0 %"), (899.9, "+899.9 %"), (900.0, "x 10"), (4.413093784727e12, "x 4.41e+10")],
+)
+def test_from_ten_times_the_baseline_on_a_change_is_a_factor(change: float, text: str) -> None:
+    assert tables.change_text(change, percent=True) == text
+    assert tables.change_text(1000.0, percent=False) == "+1000.00000"
+
+
+def test_one_change_of_a_billion_times_leaves_the_table_narrow_and_the_other_bars_to_be_read(tmp_path: Path) -> None:
+    small = [json.dumps(json.loads(line) | {"train/gen_kl_error": 1e-13}) for line in LINES]
+    base = with_lines(tmp_path / "0", small)
+    (pair,) = compare(base, [with_lines(tmp_path / "1", LINES)])
+    rows = {row.label: row for section in tables.sections(pair) for row in section.rows}
+    assert rows["gen_kl_error (nat)"].change == "x 1.89e+10"
+    assert rows["gen_kl_error (nat)"].interval.startswith("x 1.8")
+    assert max(len(row.interval) for row in rows.values()) < 30
+    assert max(compare_page._reach(line) for line in pair.lines) <= 100
+
+
+@pytest.mark.parametrize(
+    ("steps", "code", "said"),
+    [
+        ("21-30", 0, "0 of 10 steps logged; missing 21-30"),
+        ("0-0", 2, "expected A-B"),
+        ("20-2", 2, "expected A-B"),
+        ("5-5", 0, "1 observation of each metric"),
+        ("2-99999999", 2, "at most 10000000 steps"),
+    ],
+)
+def test_odd_windows_are_told_in_words(
+    tmp_path: Path, steps: str, code: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for arm, name in enumerate(("base", "run")):
+        write_run(tmp_path / name, SYNC, arm)
+    assert main(["compare", str(tmp_path / "base"), str(tmp_path / "run"), "--steps", steps]) == code
+    captured = capsys.readouterr()
+    assert said in captured.out + captured.err and "Traceback" not in captured.err
+
+
+def test_a_run_against_itself_shows_no_difference_anywhere(tmp_path: Path) -> None:
+    run = read_run(write_run(tmp_path / "run", SYNC, 0))
+    (pair,) = compare(run, [run])
+    assert {line.change for line in pair.lines} == {0.0}
+    assert {line.shown for line in pair.lines} <= {"no difference shown", "no interval"}
+    assert pair.accuracies[0].change == 0 and pair.accuracies[0].interval.spans_zero  # type: ignore[union-attr]

@@ -9,29 +9,16 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from nemo_rl_moe.compare.names import ROWS
+from tools.bench import long_runs
 
 REPO = Path(__file__).resolve().parents[3]
-STEPS, METRICS, LIMIT_S = 10_000, 60, 2.0
-
-
-def write(folder: Path, seed: int) -> Path:
-    names = list(dict.fromkeys(row.metric for row in ROWS))
-    names += [f"train/other_{i}" for i in range(METRICS - len(names))]
-    values = np.random.default_rng(seed).uniform(1, 100, (STEPS, METRICS)).tolist()
-    folder.mkdir()
-    lines = (json.dumps({"step": i, **dict(zip(names, row, strict=True))}) + "\n" for i, row in enumerate(values, 1))
-    (folder / "metrics.jsonl").write_text("".join(lines))
-    return folder
 
 
 @pytest.mark.slow
 def test_two_runs_of_10000_steps_and_60_metrics_take_less_than_2_seconds_from_the_command_line(tmp_path: Path) -> None:
-    runs = [write(tmp_path / name, seed) for seed, name in enumerate("ab")]
-    command = [sys.executable, "-m", "nemo_rl_moe", "compare", *map(str, runs), "--json"]
+    command = long_runs.command(tmp_path, "--json")
     seconds = []
     # Seconds of a core, and the best of three: the machine that runs the tests has other work too.
     for _ in range(3):
@@ -45,13 +32,13 @@ def test_two_runs_of_10000_steps_and_60_metrics_take_less_than_2_seconds_from_th
             check=True,
         )
         seconds.append(_core_seconds() - began)
-        if seconds[-1] < LIMIT_S:
+        if seconds[-1] < long_runs.LIMIT_S:
             break
     (pair,) = json.loads(done.stdout)["pairs"]
-    assert pair["observations"] == STEPS - 1 and all(
+    assert pair["observations"] == long_runs.STEPS - 1 and all(
         row["interval"] for row in pair["metrics"] if row["kind"] == "mean"
     )
-    assert min(seconds) < LIMIT_S, seconds
+    assert min(seconds) < long_runs.LIMIT_S, seconds
 
 
 def _core_seconds() -> float:
