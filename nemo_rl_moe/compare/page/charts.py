@@ -199,13 +199,14 @@ def thin(series: Series) -> Series:
     return Series(series.steps[kept], series.values[kept])
 
 
-def ticks(low: float, high: float, count: int = 4) -> list[float]:
-    """Round numbers inside a range."""
-    raw = (high - low) / count
-    size = 10.0 ** math.floor(math.log10(raw))
-    step = next(size * m for m in (1, 2, 5, 10) if size * m >= raw)
-    first = math.ceil(low / step - 1e-9)
-    return [i * step for i in range(first, math.floor(high / step + 1e-9) + 1)]
+def ticks(low: float, high: float, least: int = 3) -> list[float]:
+    """Round numbers inside a range: as few as there can be, but at least so many."""
+    size = 10.0 ** math.floor(math.log10(high - low))
+    for step in (size * m for m in (5, 2, 1, 0.5, 0.2, 0.1)):
+        first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+        if last - first + 1 >= least:
+            break
+    return [i * step for i in range(first, last + 1)]
 
 
 def _frame(shown: Sequence[Series], window: tuple[int, int] | None) -> Frame:
@@ -276,7 +277,7 @@ def _axes(frame: Frame, *, percent: bool = False) -> list[str]:
         parts.append(f'<text x="{_LEFT - 5}" y="{y + 3.5:.1f}" text-anchor="end">{text}</text>')
     if offset:
         parts.append(f'<text x="{_LEFT + 3}" y="{_TOP + 10}">{offset:.9g} + …</text>')
-    for value in ticks(*frame.x, count=4 if frame.width == _WIDTH else 8):
+    for value in ticks(*frame.x, least=3 if frame.width == _WIDTH else 6):
         x = float(frame.px(value))
         if percent or value == int(value):
             text = _tick(value, frame.x) if percent else f"{value:.0f}"

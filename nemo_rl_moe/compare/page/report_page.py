@@ -128,7 +128,7 @@ def _timeline(found: Report) -> list[str]:
         f'<p class="soft small">Where the seconds of each step went; shares are of {escape(str(found.health.window))}.'
         " Generation is what the step waited for it.</p>",
         shell.legend(shares, [colour for _, colour, _ in shown]),
-        charts.stacked("seconds of each step", "s", steps, shown, seconds),
+        charts.stacked("time of each step", "s", steps, shown, seconds),
     ]
 
 

@@ -125,3 +125,5 @@ def test_ticks_are_round_numbers_inside_the_range() -> None:
     assert ticks(0.93, 2.11) == pytest.approx([1.0, 1.5, 2.0])
     assert ticks(0, 100) == [0, 50, 100]
     assert ticks(-3, 3) == [-2, 0, 2]
+    assert ticks(0.14, 0.95) == pytest.approx([0.2, 0.4, 0.6, 0.8])
+    assert ticks(1, 80, least=6) == [10, 20, 30, 40, 50, 60, 70, 80]
