@@ -44,7 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """Parses a command line. Overrides may stand after an option, where argparse takes no more of them by itself."""
-    parser = _parser()
+    argv = sys.argv[1:] if argv is None else list(argv)
+    parser = _parser(bench=argv[:1] == ["bench"])
     arguments, rest = parser.parse_known_args(argv)
     if rest and (not hasattr(arguments, "overrides") or any(item.startswith("-") for item in rest)):
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
@@ -53,7 +54,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     return arguments
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(*, bench: bool) -> argparse.ArgumentParser:
+    """The commands. Those of `bench` import its models (0.4 s), so they are there only when asked for."""
     parser = argparse.ArgumentParser(prog="nemo-rl-moe", description="GRPO post-training of mixture-of-experts models")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
@@ -82,7 +84,9 @@ def _parser() -> argparse.ArgumentParser:
     _compare_command(commands.add_parser("compare", help="runs against a baseline, with what differs between them"))
     _report_command(commands.add_parser("report", help="one run: numbers, and a page with curves and samples to read"))
     _watch_command(commands.add_parser("watch", help="a live view of a run, in the terminal"))
-    _bench_commands(commands.add_parser("bench", help="predict and measure speed"))
+    benches = commands.add_parser("bench", help="predict and measure speed")
+    if bench:
+        _bench_commands(benches)
     return parser
 
 

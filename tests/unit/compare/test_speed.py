@@ -54,11 +54,18 @@ def test_comparing_imports_neither_torch_nor_ray_nor_wandb() -> None:
         "from nemo_rl_moe.compare.watch import command, feed, views; "
         "print([m for m in ('torch', 'ray', 'wandb', 'vllm', 'pandas', 'pydantic', 'textual') if m in sys.modules])"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        env={**os.environ, "PYTHONPATH": str(REPO)},
-        capture_output=True,
-        text=True,
-        check=True,
+    assert _printed(script) == "[]"
+
+
+def test_the_command_line_of_compare_imports_no_schema_and_no_bench(tmp_path: Path) -> None:
+    script = (
+        "import sys; from nemo_rl_moe.cli import main; assert main(['compare', 'none', 'none']) == 2; "
+        "print([m for m in sys.modules if m.startswith(('pydantic', 'torch', 'nemo_rl_moe.bench'))])"
     )
-    assert done.stdout.strip() == "[]"
+    assert _printed(script) == "[]"
+
+
+def _printed(script: str) -> str:
+    environment = {**os.environ, "PYTHONPATH": str(REPO)}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
