@@ -10,6 +10,7 @@ each of them, and a rank with one fewer would leave its peers waiting.
 
 from __future__ import annotations
 
+import heapq
 import math
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -195,11 +196,15 @@ def _packed_bins(lengths: IntArray, dp: int, budget: int, max_tokens: int) -> li
     if even is not None:
         return even
     # Evening out can fail where first-fit succeeded, when bins are nearly full; then only the missing bins are made.
+    sizes = [(len(b) < 2, -int(lengths[b].sum()), i) for i, b in enumerate(first_fit)]
+    heapq.heapify(sizes)
     while len(first_fit) < count:
-        fullest = max(range(len(first_fit)), key=lambda b: (len(first_fit[b]) > 1, lengths[first_fit[b]].sum()))
+        fullest = heapq.heappop(sizes)[-1]
         half = len(first_fit[fullest]) // 2
         first_fit.append(first_fit[fullest][:half])
         first_fit[fullest] = first_fit[fullest][half:]
+        for i in (fullest, len(first_fit) - 1):
+            heapq.heappush(sizes, (len(first_fit[i]) < 2, -int(lengths[first_fit[i]].sum()), i))
     return first_fit
 
 
