@@ -1,4 +1,4 @@
-"""Rows of a file of JSON lines, whatever a crash, a full disk or a copy has made of some of them."""
+"""JSON as others write it: whole files, and lines, whatever a crash, a full disk or a copy has made of some of them."""
 
 from __future__ import annotations
 
@@ -7,10 +7,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from nemo_rl_moe.compare.run_data import MAX_STEP, TRAINING_METRICS
 from nemo_rl_moe.compare.window import ranges
 
 Row = Mapping[str, Any]
+# Five times as fast as `json.loads`, which would take most of the time of comparing two long runs.
+_DECODE = msgspec.json.Decoder().decode
 
 
 def read_lines(path: Path, flaw: Callable[[Row], str | None] = lambda row: None) -> tuple[list[Row], list[str]]:
@@ -61,9 +65,22 @@ def _whole(tail: bytes) -> bool:
     return _parsed(tail)[0] is not None
 
 
+def parse(text: bytes) -> Any:
+    """JSON with Python's NaN and Infinity, by the fast parser wherever there is none of these.
+
+    Raises:
+        ValueError, RecursionError: it is no JSON.
+    """
+    try:
+        return _DECODE(text)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        # What is wrong, or not wrong, is for Python's own parser to say.
+        return json.loads(text)
+
+
 def _parsed(line: bytes) -> tuple[Row | None, str | None]:
     try:
-        read = json.loads(line)
+        read = parse(line)
     except (ValueError, RecursionError) as error:
         return None, f"not JSON ({error})"
     return (read, None) if isinstance(read, dict) else (None, "expected an object")

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
+import codecs
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from nemo_rl_moe.compare import read_tensorboard, read_wandb
 from nemo_rl_moe.compare.config_file import CONFIG_NAMES, MANIFEST_NAMES
-from nemo_rl_moe.compare.json_lines import read_lines
+from nemo_rl_moe.compare.json_lines import parse, read_lines
 from nemo_rl_moe.compare.read_run_dir import read_run_dir
 from nemo_rl_moe.compare.run_data import RunData
 from nemo_rl_moe.errors import UserError
@@ -120,6 +120,6 @@ def _read_file(path: Path, name: str, *, own_folder: bool) -> RunData:
 
 def _json(path: Path) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8-sig"))
+        return parse(path.read_bytes().removeprefix(codecs.BOM_UTF8))
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: not JSON ({error})") from error

@@ -19,7 +19,7 @@ def is_dump(read: Any) -> bool:
     return (
         isinstance(read, Mapping)
         and bool(read)
-        and all(isinstance(item, Mapping) and all(_is_step(key) for key in item) for item in read.values())
+        and all(isinstance(item, Mapping) and _are_steps(item) for item in read.values())
     )
 
 
@@ -48,8 +48,8 @@ def read_dump(path: Path, name: str, read: Mapping[str, Mapping[str, Any]], *, o
     )
 
 
-def _is_step(key: str) -> bool:
-    return key.isdecimal() and len(key) <= len(str(MAX_STEP))
+def _are_steps(keys: Mapping[str, Any]) -> bool:
+    return all(map(str.isdecimal, keys)) and max(map(len, keys), default=0) <= len(str(MAX_STEP))
 
 
 def _is_huge(value: float | None) -> bool:

@@ -19,7 +19,6 @@ from nemo_rl_moe.errors import UserError
 
 # Our own runs log `step` as a metric; `_step` then only counts rows. NeMo-RL's runs have `_step` alone.
 _STEP_COLUMNS = ("step", "_step", "Step", "global_step")
-_NOT_FINITE = {"nan": math.nan, "infinity": math.inf, "-infinity": -math.inf, "inf": math.inf, "-inf": -math.inf}
 
 
 def read_offline(files: Sequence[Path], name: str) -> RunData:
@@ -66,11 +65,12 @@ def read_csv(path: Path, name: str, *, own_folder: bool) -> RunData:
     # W&B exports tables and histograms as cells of any length.
     csv.field_size_limit(1 << 27)
     with path.open(newline="", encoding="utf-8-sig") as file:
-        reader = csv.DictReader(file)
+        reader = csv.reader(file)
         try:
-            header = list(reader.fieldnames or [])
-            names = _chart_columns(path, header) if header[:1] == ["Step"] else {column: column for column in header}
-            rows = [_csv_row(path, reader.line_num, row, names) for row in reader]
+            header = next(reader, [])
+            known = _chart_columns(path, header) if header[:1] == ["Step"] else dict(zip(header, header, strict=True))
+            names = [known.get(column) for column in header]
+            rows = [_csv_row(path, reader.line_num, row, names) for row in reader if row]
         except (csv.Error, UnicodeDecodeError) as error:
             raise UserError(f"{path}:{reader.line_num + 1}: not CSV ({error})") from error
     return _history(path, name, rows, "W&B history (CSV)", own_folder=own_folder)
@@ -90,7 +90,13 @@ def read_rows(path: Path, name: str, rows: Iterable[Any], *, own_folder: bool, f
         if not isinstance(row, Mapping):
             raise UserError(f"{path}: row {number}: expected an object of metrics, got {str(row)[:60]!r}")
         # An export writes null (pandas: NaN) for a metric that a row does not have; W&B's own NaN is the text "NaN".
-        kept.append({k: _number(v) for k, v in row.items() if not _is_empty(v)})
+        kept.append(
+            {
+                name: _number(value) if isinstance(value, str) else value
+                for name, value in row.items()
+                if value is not None and not (isinstance(value, float) and math.isnan(value))
+            }
+        )
     return _history(path, name, kept, "W&B history (JSON)", own_folder=own_folder, flaws=flaws)
 
 
@@ -142,26 +148,16 @@ def _chart_columns(path: Path, header: Sequence[str]) -> dict[str, str]:
     return {"Step": "Step"} | {column: metric for column, (_, _, metric) in pairs.items()}
 
 
-def _csv_row(path: Path, line: int, row: Mapping[str | None, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    found = {}
-    for column, text in row.items():
-        if column is None or text is None:
-            raise UserError(f"{path}:{line}: expected {len(names)} cells, as in the first line")
-        if column in names and text != "":
-            found[names[column]] = _number(text)
-    return found
-
-
-def _is_empty(value: Any) -> bool:
-    return value is None or (isinstance(value, float) and math.isnan(value))
+def _csv_row(path: Path, line: int, row: Sequence[str], names: Sequence[str | None]) -> dict[str, Any]:
+    if len(row) != len(names):
+        raise UserError(f"{path}:{line}: expected {len(names)} cells, as in the first line")
+    return {name: _number(text) for name, text in zip(names, row, strict=True) if name is not None and text != ""}
 
 
 def _number(value: Any) -> Any:
-    """Numbers as numbers, W&B's spellings of NaN and infinity included; other text stays text."""
+    """Text that is a number as one, W&B's spellings of NaN and infinity included; all else as it is."""
     if not isinstance(value, str):
         return value
-    if value.lower() in _NOT_FINITE:
-        return _NOT_FINITE[value.lower()]
     try:
         return float(value)
     except ValueError:

@@ -101,7 +101,9 @@ def columns(rows: Iterable[Mapping[str, Any]], step_key: str) -> dict[str, Serie
         block = dict(zip(names, _transposed(values), strict=True))
         steps = np.asarray(block.pop(step_key), dtype=np.int64)
         for name, column in block.items():
-            kept = np.array([cell is not None for cell in column], dtype=bool)
+            # Only a column with something that is no number holds objects.
+            clean = column.dtype != object
+            kept = np.ones(len(column), dtype=bool) if clean else np.array([cell is not None for cell in column])
             if kept.any():
                 at = np.asarray(numbers)[kept]
                 found.setdefault(name, []).append((at, steps[kept], column[kept].astype(np.float64)))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import tomllib
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
@@ -32,3 +34,11 @@ def test_what_set_up_and_runs_make_is_ignored_as_a_folder_and_as_a_link(tmp_path
     git("init", "--quiet", str(tmp_path))
     done = git("-C", str(tmp_path), "status", "--porcelain", "--untracked-files=all")
     assert done == ["?? .gitignore"]
+
+
+def test_every_file_of_the_package_that_is_no_module_is_installed_with_it() -> None:
+    """A folder that is missing from the wheel is seen by nobody who works in the repository."""
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
+    patterns = project["tool"]["setuptools"]["package-data"]["nemo_rl_moe"]
+    files = [name.partition("/")[2] for name in git("ls-files", "nemo_rl_moe") if not name.endswith(".py")]
+    assert files and [file for file in files if not any(fnmatchcase(file, each) for each in patterns)] == []

@@ -67,9 +67,10 @@ def curves(
     frame = _frame([s for _, _, s in shown], window)
     parts = [_window(frame, window)] if window else []
     parts += _axes(frame)
-    for i, _, series in shown:
-        parts.append(_line(frame, thin(series), i))
-    steps = np.unique(np.concatenate([thin(s).steps for _, _, s in shown]))
+    thinned = [thin(s) for _, _, s in shown]
+    for (i, _, _), series in zip(shown, thinned, strict=True):
+        parts.append(_line(frame, series, i))
+    steps = np.unique(np.concatenate([s.steps for s in thinned]))
     points = {
         "width": frame.width,
         "steps": steps.tolist(),
@@ -188,14 +189,20 @@ def forest(change: float | None, low: float | None, high: float | None, limit: f
 
 
 def thin(series: Series) -> Series:
-    """At most 400 points: of each stretch of steps the lowest and the highest, so that no spike is lost."""
+    """At most 400 points: of each stretch of steps the lowest and the highest, so that no spike is lost.
+
+    One that was not finite is kept besides in each stretch that has any: it breaks the line.
+    """
     if len(series.steps) <= _POINTS:
         return series
-    kept = []
-    for part in np.array_split(np.arange(len(series.steps)), _POINTS // 2):
-        values = series.values[part]
-        if np.isfinite(values).any():
-            kept += sorted({int(part[np.nanargmin(values)]), int(part[np.nanargmax(values)])})
+    starts = np.linspace(0, len(series.steps), _POINTS // 2, endpoint=False).astype(np.int64)
+    stretch = np.repeat(np.arange(len(starts)), np.diff(starts, append=len(series.steps)))
+    bad, finite = (np.flatnonzero(np.isfinite(series.values) == known) for known in (False, True))
+    # Sorted by value within each stretch, the first and the last of it are its extremes.
+    order = finite[np.lexsort((series.values[finite], stretch[finite]))]
+    first, last = np.diff(stretch[order], prepend=-1) > 0, np.diff(stretch[order], append=len(starts)) > 0
+    broken = bad[np.diff(stretch[bad], prepend=-1) > 0]
+    kept = np.unique(np.concatenate([order[first], order[last], broken]))
     return Series(series.steps[kept], series.values[kept])
 
 
@@ -303,8 +310,8 @@ def _tick(value: float, span: tuple[float, float]) -> str:
 
 
 def _at(series: Series, steps: NDArray[np.int64]) -> list[float | None]:
-    found = dict(zip(series.steps.tolist(), series.values.tolist(), strict=True))
-    return [_json(found.get(step)) for step in steps.tolist()]
+    at = np.minimum(np.searchsorted(series.steps, steps), len(series.steps) - 1)
+    return _rounded(np.where(series.steps[at] == steps, series.values[at], np.nan))
 
 
 def _rounded(values: NDArray[np.float64]) -> list[float | None]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import io
+import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from nemo_rl_moe.cli import main
-from nemo_rl_moe.compare.page.charts import thin, ticks
+from nemo_rl_moe.compare.page.charts import curves, thin, ticks
 from nemo_rl_moe.compare.run_data import series
 from tests.chromium import Page
 from tests.unit.compare.looks import assert_readable
@@ -119,6 +121,14 @@ def test_thinning_10000_points_keeps_400_at_most_and_the_one_spike() -> None:
     values[7777] = 50.0
     kept = thin(series(list(range(10_000)), values))
     assert len(kept.steps) <= 400 and kept.values.max() == 50.0 and 7777 in kept.steps
+
+
+def test_thinning_keeps_the_one_value_of_10000_that_was_not_finite_and_the_line_is_broken_there() -> None:
+    kept = thin(series(list(range(10_000)), [math.nan if step == 7777 else float(step) for step in range(10_000)]))
+    assert len(kept.steps) == 401 and kept.steps[np.isnan(kept.values)].tolist() == [7777]
+    # Without it: the two ends of each stretch of 50.
+    assert kept.steps[:4].tolist() == [0, 49, 50, 99] and kept.steps[-1] == 9999
+    assert curves("x", "", [("run", kept)], None).count("<polyline") == 2
 
 
 def test_ticks_are_round_numbers_inside_the_range() -> None:
