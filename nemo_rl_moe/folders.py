@@ -6,7 +6,12 @@ import os
 import shutil
 from pathlib import Path
 
-_DOOMED = "tmp_old_"
+_DOOMED, _PARTIAL = "tmp_old_", "tmp_"
+
+
+def partial(final: Path) -> Path:
+    """Where a folder is filled before it gets its name."""
+    return final.with_name(_PARTIAL + final.name)
 
 
 def put_in_place(partial: Path, final: Path) -> None:
@@ -21,10 +26,11 @@ def remove(folder: Path) -> None:
     shutil.rmtree(_set_aside(folder), ignore_errors=True)
 
 
-def remove_leftovers(parent: Path) -> None:
-    """Finishes removals in the folder that were cut off."""
-    for doomed in parent.glob(f"{_DOOMED}*"):
-        shutil.rmtree(doomed, ignore_errors=True)
+def remove_leftovers(parent: Path, names: str) -> None:
+    """Removes what was cut off while it was filled or removed, of folders whose names match the pattern."""
+    for prefix in (_DOOMED, _PARTIAL):
+        for leftover in parent.glob(prefix + names):
+            shutil.rmtree(leftover, ignore_errors=True)
 
 
 def _set_aside(folder: Path) -> Path:

@@ -61,7 +61,8 @@ def _errors_in_log() -> Iterator[None]:
     except UserError:
         raise
     except Exception:
-        traceback.print_exc()
+        with contextlib.suppress(OSError):  # the log may be on the full disk that is the error
+            traceback.print_exc()
         raise
 
 

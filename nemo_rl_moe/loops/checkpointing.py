@@ -9,12 +9,13 @@ import shutil
 from pathlib import Path
 
 from nemo_rl_moe import folders
+from nemo_rl_moe.disk import CannotWrite, free_space, is_full, writing
 from nemo_rl_moe.errors import UserError
 from nemo_rl_moe.loops.components import Run
 from nemo_rl_moe.recipe.schema import Recipe
 
 _STATE = "training_state.json"
-_NAME = re.compile(r"step_(\d+)")
+_NAME, _NAMES = re.compile(r"step_(\d+)"), "step_*"
 
 
 def checkpoint_root(recipe: Recipe, run_dir: Path) -> Path:
@@ -46,30 +47,54 @@ def save_at_end(run: Run, step: int, metrics: dict[str, float]) -> None:
 
 
 def save(run: Run, step: int, metrics: dict[str, float]) -> Path:
-    """Writes `step_<n>` under a temporary name and renames it when everything is on disk."""
+    """Writes `step_<n>` under a temporary name and renames it when everything is on disk.
+
+    Raises:
+        CannotWrite: the disk is full or gone. Nothing of the checkpoint is left on it.
+    """
     root = checkpoint_root(run.recipe, run.run_dir)
-    final, partial = root / f"step_{step}", root / f"tmp_step_{step}"
-    folders.remove_leftovers(root)
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    run.policy.save(str(partial / "policy"))
+    final = root / f"step_{step}"
+    folders.remove_leftovers(root, _NAMES)
+    partial = folders.partial(final)
+    try:
+        with writing(partial):
+            partial.mkdir(parents=True)
+            _fill(partial, run, step, metrics)
+            folders.put_in_place(partial, final)
+    except Exception as error:
+        # Megatron and safetensors report a full disk each in their own words. Asked before room is made again.
+        why = str(error) if isinstance(error, CannotWrite) else None
+        if is_full(root):
+            why = f"the disk is full ({free_space(root)})"
+        shutil.rmtree(partial, ignore_errors=True)
+        if why is None:
+            raise
+        raise CannotWrite(f"checkpoint of step {step}: {why}; {_newest(root)}") from error
+    return final
+
+
+def _fill(folder: Path, run: Run, step: int, metrics: dict[str, float]) -> None:
+    run.policy.save(str(folder / "policy"))
     if run.recipe.checkpointing.save_hf:
-        run.policy.save_hf(str(partial / "hf"))
-        run.data.tokenizer.save_pretrained(partial / "hf")
+        run.policy.save_hf(str(folder / "hf"))
+        run.data.tokenizer.save_pretrained(folder / "hf")
     state = {
         "step": step,
         "weight_version": run.weight_version,
         "loader": run.data_state,
         "metrics": metrics,
     }
-    (partial / _STATE).write_text(json.dumps(state, indent=1))
-    folders.put_in_place(partial, final)
-    return final
+    (folder / _STATE).write_text(json.dumps(state, indent=1))
+
+
+def _newest(root: Path) -> str:
+    found = complete_checkpoints(root)
+    return f"the newest complete one is {found[-1][1]}" if found else "there is no complete one yet"
 
 
 def complete_checkpoints(root: Path) -> list[tuple[int, Path]]:
     """Complete checkpoints, oldest first."""
-    named = [(match, p) for p in root.glob("step_*") if (match := _NAME.fullmatch(p.name))]
+    named = [(match, p) for p in root.glob(_NAMES) if (match := _NAME.fullmatch(p.name))]
     return sorted((int(match[1]), p) for match, p in named if (p / _STATE).exists())
 
 

@@ -23,7 +23,12 @@ def finish_step(run: Run, step: int, rollouts: Rollouts, metrics: dict[str, floa
     """
     run.tracker.rollouts(step, samples(rollouts, run.recipe.logger.num_rollout_samples))
     metrics = rollout_metrics(run, rollouts) | metrics
-    checkpointing.save_if_due(run, step, _row(run, rollouts, metrics, run.timer.so_far()))
+    row = _row(run, rollouts, metrics, run.timer.so_far())
+    try:
+        checkpointing.save_if_due(run, step, row)
+    except Exception:
+        run.tracker.log(step, row)  # it was trained, and no checkpoint will tell of it
+        raise
     run.row = _row(run, rollouts, metrics, run.timer.step())
     run.tracker.log(step, run.row)
 

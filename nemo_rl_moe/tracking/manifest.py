@@ -101,11 +101,15 @@ def git_state() -> dict[str, Any] | None:
 def write_json(path: Path, data: Any) -> None:
     """Replaces the file in one step: a reader sees the old text or the new, never a part."""
     partial = path.with_name(f".{path.name}.partial")
-    with partial.open("w", encoding="utf-8") as file:
-        file.write(json.dumps(data, indent=1, ensure_ascii=False, default=str) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
+    try:
+        with partial.open("w", encoding="utf-8") as file:
+            file.write(json.dumps(data, indent=1, ensure_ascii=False, default=str) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise
 
 
 def _output(command: Sequence[str], timeout_s: float = HOST_COMMAND_S) -> str | None:

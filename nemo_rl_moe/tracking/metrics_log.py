@@ -6,12 +6,14 @@ any other. A resumed run appends, so a step that was repeated after a crash has 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from nemo_rl_moe.disk import writing
 from nemo_rl_moe.errors import UserError
 
 
@@ -27,8 +29,9 @@ class MetricsLog:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        _repair_tail(path)
-        self._file = path.open("a", encoding="utf-8")
+        with writing(path):
+            _repair_tail(path)
+            self._file = path.open("a", encoding="utf-8")
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Writes one row and flushes it to the operating system.
@@ -38,13 +41,18 @@ class MetricsLog:
         Args:
             step: 0 before the first update, then from 1.
             metrics: numbers by name; anything that `float()` takes.
+
+        Raises:
+            CannotWrite: the disk is full or gone.
         """
-        self._file.write(json.dumps(row(step, metrics)) + "\n")
-        self._file.flush()
+        with writing(self.path):
+            self._file.write(json.dumps(row(step, metrics)) + "\n")
+            self._file.flush()
 
     def close(self) -> None:
         """Closes the file."""
-        self._file.close()
+        with contextlib.suppress(OSError):  # of a row that a full disk did not take, and that was reported then
+            self._file.close()
 
 
 def row(step: int, metrics: Mapping[str, float]) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from typing import IO, Any
 
 import yaml
 
+from nemo_rl_moe.disk import writing
 from nemo_rl_moe.errors import UserError
 from nemo_rl_moe.recipe.load import LoadedRecipe
 from nemo_rl_moe.recipe.plan import plan
@@ -74,8 +75,11 @@ class RunDirectory:
         try:
             directory = cls(path, log, Redactor(os.environ, loaded.resolved))
             directory.notes = notes
-            directory._begin(loaded, earlier)
+            with _user_error_on_os_error(path):
+                directory._begin(loaded, earlier)
         except BaseException:
+            if earlier is None:
+                _remove_beginning(path)
             log.close()
             raise
         return directory
@@ -91,20 +95,25 @@ class RunDirectory:
         return self._manifest
 
     def log(self, message: str) -> None:
-        """Appends a line with the time to run.log, without secrets."""
-        self._log.write(f"{manifest.now()} {self.redactor.text(message)}\n")
-        self._log.flush()
+        """Appends a line with the time to run.log, without secrets.
+
+        A full disk ends a run where its metrics are written. What is told after that must not hide why.
+        """
+        with contextlib.suppress(OSError):
+            self._log.write(f"{manifest.now()} {self.redactor.text(message)}\n")
+            self._log.flush()
 
     def write_rollouts(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
         """Writes a step's samples, one JSON object a line; nothing when there are none."""
         if not samples:
             return
         folder = self.path / "rollouts"
-        folder.mkdir(exist_ok=True)
         partial = folder / f".step_{step}.partial"
         lines = [json.dumps(_json_ready(sample), ensure_ascii=False, default=str) + "\n" for sample in samples]
-        partial.write_text("".join(lines), encoding="utf-8")
-        os.replace(partial, folder / f"step_{step}.jsonl")
+        with writing(folder / f"step_{step}.jsonl"):
+            folder.mkdir(exist_ok=True)
+            partial.write_text("".join(lines), encoding="utf-8")
+            os.replace(partial, folder / f"step_{step}.jsonl")
 
     def update_manifest(self, **fields: Any) -> None:
         """Sets top-level fields of the manifest and writes it."""
@@ -116,11 +125,13 @@ class RunDirectory:
         self.log(f"ended with exit code {exit_code}: {reason}")
         end = {"end": manifest.now(), "exit_code": exit_code, "reason": self.redactor.text(reason)}
         sessions = [*self._manifest["sessions"][:-1], self._manifest["sessions"][-1] | end]
-        self.update_manifest(**end, sessions=sessions)
+        with writing(self.path / "manifest.json"):
+            self.update_manifest(**end, sessions=sessions)
 
     def close(self) -> None:
         """Gives the directory back."""
-        self._log.close()
+        with contextlib.suppress(OSError):  # of a line that a full disk did not take, and that was reported then
+            self._log.close()
 
     def _begin(self, loaded: LoadedRecipe, earlier: dict[str, Any] | None) -> None:
         config = self.redactor.tree(loaded.resolved)
@@ -202,6 +213,14 @@ def _set_aside(path: Path, earlier: Mapping[str, Any], name: str) -> Path:
             number += 1
         path.rename(target)
     return target
+
+
+def _remove_beginning(path: Path) -> None:
+    """Removes what `_begin` has written so far, and the directory when nothing else is in it."""
+    with contextlib.suppress(OSError):
+        for name in _BEFORE_MANIFEST | {"manifest.json"}:
+            (path / name).unlink(missing_ok=True)
+        path.rmdir()
 
 
 def _hold(log: IO[str], path: Path) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
 from nemo_rl_moe import interrupts
+from nemo_rl_moe.disk import CannotWrite
 from nemo_rl_moe.recipe.load import LoadedRecipe
 from nemo_rl_moe.tracking.backends import BestEffort, TensorBoardBackend, WandbBackend
 from nemo_rl_moe.tracking.console import RunConsole
@@ -97,13 +98,17 @@ class Tracker:
         Args:
             exit_code: of the process.
             reason: `done`, `interrupted`, or the error's message.
+
+        Raises:
+            CannotWrite: the end of a run that is done cannot be written. Where another error ends the run, this one is
+                a warning, so that it hides nothing.
         """
         if self._closed:
             return
         self._closed = True
         # The record first: an upload may be slow, and whoever waits for it may lose patience and interrupt.
         self._metrics.close()
-        self._directory.finish(exit_code, reason)
+        unwritten = self._write_end(exit_code, reason)
         try:
             with interrupts.raised():
                 for backend in self._backends:
@@ -112,3 +117,14 @@ class Tracker:
             self.event("warning: interrupted before all was uploaded; metrics.jsonl has everything")
         self._console.finish(exit_code, str(self._directory.path))
         self._directory.close()
+        if unwritten is not None:
+            raise unwritten
+
+    def _write_end(self, exit_code: int, reason: str) -> CannotWrite | None:
+        try:
+            self._directory.finish(exit_code, reason)
+        except CannotWrite as error:
+            if exit_code == 0:
+                return error
+            self.event(f"warning: {error}")
+        return None

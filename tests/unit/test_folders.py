@@ -37,7 +37,7 @@ def test_a_removal_cut_off_after_1_of_3_files_leaves_nothing_under_the_name(
         with pytest.raises(KeyboardInterrupt):
             folders.remove(folder)
     assert not folder.exists()
-    folders.remove_leftovers(tmp_path)
+    folders.remove_leftovers(tmp_path, "step_*")
     assert list(tmp_path.iterdir()) == []
 
 
