@@ -12,7 +12,7 @@ from nemo_rl_moe.recipe.memory.gpus import GIB, gpu_bytes
 from nemo_rl_moe.recipe.memory.parameters import ModelParameters, model_parameters
 from nemo_rl_moe.recipe.placement import engine_size, model_parallel_size, split_devices
 from nemo_rl_moe.recipe.published_models import model_config
-from nemo_rl_moe.recipe.schema import Recipe
+from nemo_rl_moe.recipe.schema import PolicyConfig, Recipe
 
 # CUDA context, NCCL's buffers, workspaces of the libraries, and what the allocator cannot use: an assumption, not a
 # measurement. A verdict is firm only outside of the band.
@@ -71,35 +71,58 @@ class UnknownModel(ValueError):
     """The sizes of the recipe's model are not known on this machine; the message says why."""
 
 
-def estimate_memory(recipe: Recipe) -> Memory:
-    """Memory of a recipe that passed the rules.
+@dataclass(frozen=True)
+class KnownModel:
+    """A model whose sizes are known: its config.json and its parameters."""
+
+    config: Mapping[str, Any]
+    parameters: ModelParameters
+
+
+def known_model(policy: PolicyConfig) -> KnownModel:
+    """Sizes of a recipe's model.
 
     Raises:
         UnknownModel: no config.json, or one of a family or with sizes that the count does not know.
     """
-    name, config = recipe.policy.model_name, model_config(recipe.policy)
+    name, config = policy.model_name, model_config(policy)
     if config is None:
         raise UnknownModel(f"{name} is no model folder here, and its sizes are not in the table of published models")
     try:
         parameters = model_parameters(config)
-        if parameters is None:
-            raise UnknownModel(f"parameters of the family {config.get('model_type')!r} are not counted")
-        return _estimate(recipe, config, parameters)
     except KeyError as missing:
         raise UnknownModel(f"config.json of {name} has no {missing}") from None
+    if parameters is None:
+        raise UnknownModel(f"parameters of the family {config.get('model_type')!r} are not counted")
+    return KnownModel(config, parameters)
+
+
+def estimate_memory(recipe: Recipe, model: KnownModel | None = None) -> Memory:
+    """Memory of a recipe that passed the rules.
+
+    Args:
+        model: sizes of the recipe's model, where many recipes share one; None looks them up.
+
+    Raises:
+        UnknownModel: no config.json, or one of a family or with sizes that the count does not know.
+    """
+    model = known_model(recipe.policy) if model is None else model
+    try:
+        return _estimate(recipe, model.config, model.parameters)
+    except KeyError as missing:
+        raise UnknownModel(f"config.json of {recipe.policy.model_name} has no {missing}") from None
 
 
 def _estimate(recipe: Recipe, config: Mapping[str, Any], parameters: ModelParameters) -> Memory:
     capacity = gpu_bytes(recipe)
-    engine = engine_memory(config, parameters, recipe, capacity)
+    policy_only = recipe.benchmark.policy_only
+    engine = None if policy_only else engine_memory(config, parameters, recipe, capacity)
     states = _states(recipe, parameters)
     phases = [
         phase
         for stage, state in enumerate(states)
         for phase in _trainer_phases(recipe, config, parameters, stage, state, capacity)
     ]
-    if recipe.benchmark.policy_only:
-        engine, phases = None, [phase for phase in phases if phase.name == "training"]
     if engine is not None:
         terms = {"engine weights": engine.weights, "engine working memory": engine.working}
         terms["key/value cache"] = max(engine.cache, 0)
@@ -142,23 +165,35 @@ def _trainer_phases(
     on_device = dict(state)
     if megatron.optimizer.optimizer_cpu_offload:
         on_device["optimizer"] = int(state["optimizer"] * (1 - megatron.optimizer.optimizer_offload_fraction))
-    dispatcher = trainer.dispatcher_bytes(config, parameters, recipe)
     training = on_device | {
         "activations": trainer.activation_bytes(config, parameters, recipe, stage, samples),
         "logits": trainer.logit_bytes(parameters, recipe, training=True) if last else 0,
-        "dispatcher": dispatcher,
+        "dispatcher": trainer.dispatcher_bytes(config, parameters, recipe),
     }
-    logprobs = on_device | {
+    phases = [("training", training)]
+    if not recipe.benchmark.policy_only:
+        phases.append(("log-probabilities", _logprob_terms(recipe, config, parameters, stage, state, on_device)))
+    overhead = (0, 0) if recipe.cluster.device == "cpu" else OVERHEAD
+    return [
+        Phase(name, stage, terms, overhead, _verdict(sum(terms.values()), overhead, capacity)) for name, terms in phases
+    ]
+
+
+def _logprob_terms(
+    recipe: Recipe,
+    config: Mapping[str, Any],
+    parameters: ModelParameters,
+    stage: int,
+    state: dict[str, int],
+    on_device: dict[str, int],
+) -> dict[str, int]:
+    last = stage == recipe.policy.megatron_cfg.pipeline_model_parallel_size - 1
+    return on_device | {
         "reference weights": state["weights"] if _uses_reference(recipe) else 0,
         "activations": trainer.forward_bytes(config, parameters, recipe, stage),
         "logits": trainer.logit_bytes(parameters, recipe, training=False) if last else 0,
-        "dispatcher": dispatcher,
+        "dispatcher": trainer.dispatcher_bytes(config, parameters, recipe),
     }
-    overhead = (0, 0) if recipe.cluster.device == "cpu" else OVERHEAD
-    return [
-        Phase(name, stage, terms, overhead, _verdict(sum(terms.values()), overhead, capacity))
-        for name, terms in (("training", training), ("log-probabilities", logprobs))
-    ]
 
 
 def _uses_reference(recipe: Recipe) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from nemo_rl_moe.recipe.schema.policy import MegatronConfig
 
 
@@ -23,16 +25,27 @@ def stage_chunks(num_layers: int, megatron: MegatronConfig) -> list[list[range]]
     Without virtual stages a stage is one chunk. With them chunk c of stage s is the (c x PP + s)-th of the model
     (interleaved schedule, arXiv:2104.04473, section 2.2). The recipe's rules have checked that the numbers divide.
     """
-    stages = megatron.pipeline_model_parallel_size
-    size = megatron.num_layers_per_virtual_pipeline_stage
-    slots, before = pipeline_slots(num_layers, megatron), int(megatron.account_for_embedding_in_pipeline_split)
+    return _chunks(
+        num_layers,
+        pipeline_slots(num_layers, megatron),
+        int(megatron.account_for_embedding_in_pipeline_split),
+        megatron.pipeline_model_parallel_size,
+        megatron.num_layers_per_virtual_pipeline_stage,
+        megatron.num_layers_in_first_pipeline_stage,
+        megatron.num_layers_in_last_pipeline_stage,
+    )
+
+
+@lru_cache(maxsize=1024)
+def _chunks(
+    num_layers: int, slots: int, before: int, stages: int, size: int | None, first: int | None, last: int | None
+) -> list[list[range]]:
     if size is not None or slots > num_layers:
         per_stage = 1 if size is None else slots // stages // size
         size = slots // stages if size is None else size
         # A slot is a layer, but for the first (the embedding) and the last (the loss) where they count as one.
         starts = [[(chunk * stages + stage) * size - before for chunk in range(per_stage)] for stage in range(stages)]
         return [[range(max(start, 0), min(start + size, num_layers)) for start in own] for own in starts]
-    first, last = megatron.num_layers_in_first_pipeline_stage, megatron.num_layers_in_last_pipeline_stage
     even = stages - (first is not None) - (last is not None)
     rest = (num_layers - (first or 0) - (last or 0)) // max(even, 1)
     sizes = [rest] * stages

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -120,11 +121,9 @@ def activation_bytes(
     config: Mapping[str, Any], parameters: ModelParameters, recipe: Recipe, stage: int, samples_per_rank: int
 ) -> int:
     """Activations that a stage keeps at its peak: all micro-batches in flight, and one layer at work."""
-    megatron, tokens = recipe.policy.megatron_cfg, row_tokens(recipe, training=True)
+    megatron = recipe.policy.megatron_cfg
     chunks = stage_chunks(len(parameters.layers), megatron)[stage]
-    saved = [
-        [saved_activations(config, parameters.layers[index], recipe, tokens) for index in chunk] for chunk in chunks
-    ]
+    saved = _saved_by_kind(config, parameters, recipe, chunks, row_tokens(recipe, training=True))
     in_flight = chunks_in_flight(
         stage,
         megatron.pipeline_model_parallel_size,
@@ -132,21 +131,24 @@ def activation_bytes(
         most_micro_batches(recipe, samples_per_rank),
         overlap=megatron.overlap_moe_expert_parallel_comm,
     )
-    kept = sum(kept_activations(layer, recipe) for chunk in saved for layer in chunk) / len(chunks)
+    kept = sum(count * kept_activations(layer, recipe) for layer, count in saved) / len(chunks)
     # The layer under recomputation is whole again, and backward holds about one gradient for what it reads.
-    return int(in_flight * kept + _working_layer([layer for chunk in saved for layer in chunk]))
+    return int(in_flight * kept + max((layer.total for layer, _ in saved), default=0.0))
 
 
-def _working_layer(saved: list[Saved]) -> float:
-    return max((layer.total for layer in saved), default=0.0)
+def _saved_by_kind(
+    config: Mapping[str, Any], parameters: ModelParameters, recipe: Recipe, chunks: Sequence[range], tokens: int
+) -> list[tuple[Saved, int]]:
+    """What each different layer of a stage saves, and how many of it there are: a sweep asks for 10,000 recipes."""
+    layers = Counter(parameters.layers[index] for chunk in chunks for index in chunk)
+    return [(saved_activations(config, layer, recipe, tokens), count) for layer, count in layers.items()]
 
 
 def forward_bytes(config: Mapping[str, Any], parameters: ModelParameters, recipe: Recipe, stage: int) -> int:
     """Activations of a forward pass without gradients: one layer at work."""
-    tokens = row_tokens(recipe, training=False)
     chunks = stage_chunks(len(parameters.layers), recipe.policy.megatron_cfg)[stage]
-    layers = [saved_activations(config, parameters.layers[i], recipe, tokens) for chunk in chunks for i in chunk]
-    return int(_working_layer(layers))
+    saved = _saved_by_kind(config, parameters, recipe, chunks, row_tokens(recipe, training=False))
+    return int(max((layer.total for layer, _ in saved), default=0.0))
 
 
 def logit_bytes(parameters: ModelParameters, recipe: Recipe, *, training: bool) -> int:
