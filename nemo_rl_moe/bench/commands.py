@@ -13,10 +13,12 @@ def add_commands(commands: Any) -> None:
     from nemo_rl_moe.bench.memory import command as memory
     from nemo_rl_moe.bench.references import command as references
     from nemo_rl_moe.bench.references import gap_command as gap
+    from nemo_rl_moe.bench.sweep import command as sweep
 
     _add(commands, "flops", flops, "model FLOPs term by term; tokens/s, TFLOP/s, step time and utilisation")
     _add(commands, "memory", memory, "memory of a recipe's GPUs, term by term for each pipeline stage")
     _add(commands, "references", references, "published training speeds, with sources and caveats")
+    _add(commands, "sweep", sweep, "a recipe's neighbours: checked, ranked by predicted speed, run or submitted")
     _add(commands, "gap", gap, "one's own speed against published ones, with power and traffic")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from nemo_rl_moe.recipe.schema import Recipe
 
@@ -17,6 +18,11 @@ class DeviceSplit:
     generation_nodes: int
 
 
+@lru_cache(maxsize=64)
+def _devices(count: int) -> tuple[int, ...]:
+    return tuple(range(count))
+
+
 def split_devices(recipe: Recipe) -> DeviceSplit:
     """Devices of trainer and generator.
 
@@ -26,7 +32,7 @@ def split_devices(recipe: Recipe) -> DeviceSplit:
     """
     cluster, colocated = recipe.cluster, recipe.policy.generation.colocated
     per_node, nodes = cluster.gpus_per_node, cluster.num_nodes
-    every = tuple(range(nodes * per_node))
+    every = _devices(nodes * per_node)
     if recipe.benchmark.policy_only:
         return DeviceSplit(every, (), nodes, 0)
     if colocated.enabled:

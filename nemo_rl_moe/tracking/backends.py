@@ -56,6 +56,7 @@ class WandbBackend:
 
         def start(mode: Literal["online", "offline"]) -> Any:
             return wandb.init(
+                entity=settings.wandb.entity,
                 project=settings.wandb.project,
                 name=settings.wandb.name or directory.path.name,
                 id=run_id,

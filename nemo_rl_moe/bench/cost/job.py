@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from nemo_rl_moe.bench.flops.count import model_flops
 from nemo_rl_moe.bench.references.table import Layout, Result, System, systems
 from nemo_rl_moe.errors import UserError
-from nemo_rl_moe.recipe.memory.parameters import Layer, model_parameters
+from nemo_rl_moe.recipe.memory.parameters import Layer, ModelParameters, model_parameters
 from nemo_rl_moe.recipe.published_models import expert_count
 
 
@@ -24,10 +25,19 @@ class ModelSizes:
     config: Mapping[str, Any]
 
     @cached_property
+    def parameters(self) -> ModelParameters | None:
+        """Parameters by layer; None for a family that is not counted."""
+        return model_parameters(self.config)
+
+    @cached_property
+    def flops(self) -> dict[str, tuple[float, float]]:
+        """Training FLOPs by term of the whole model: of a token, and of an attended (query, key) pair."""
+        return {t.name: (t.training_flops(1, 0), t.training_flops(0, 1)) for t in model_flops(self.config).terms}
+
+    @property
     def layers(self) -> tuple[Layer, ...]:
         """Decoder layers in order."""
-        parameters = model_parameters(self.config)
-        return () if parameters is None else parameters.layers
+        return () if self.parameters is None else self.parameters.layers
 
     @cached_property
     def moe_layers(self) -> int:
@@ -66,6 +76,10 @@ class Job:
         recompute: modules computed again in backward; `full` for whole layers.
         graphs: parts under CUDA graphs.
         sms: multiprocessors that the dispatcher takes; None is its default.
+        stage_layers: layers of the fullest stage, and of the last, which has the output matrix besides; None divides
+            them evenly, counting embedding and loss where the layers alone do not divide.
+        gradient_bytes: bytes of a gradient that ranks reduce.
+        gradient_overlap: whether gradients are reduced and parameters gathered beside the computation.
     """
 
     model: ModelSizes
@@ -86,6 +100,18 @@ class Job:
     recompute: frozenset[str] = frozenset()
     graphs: frozenset[str] = frozenset()
     sms: int | None = None
+    stage_layers: tuple[int, int] | None = None
+    gradient_bytes: int = 4
+    gradient_overlap: bool = True
+
+    @property
+    def fullest_and_last_stage(self) -> tuple[int, int]:
+        """Layers of the fullest stage and of the last."""
+        if self.stage_layers is not None:
+            return self.stage_layers
+        layers = len(self.model.layers)
+        most = -(-layers // self.pp)
+        return most, most - 1 if layers % self.pp else most
 
     @property
     def dp(self) -> int:

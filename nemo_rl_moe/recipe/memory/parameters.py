@@ -7,8 +7,10 @@ nothing here can load, so they are marked as an estimate.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from nemo_rl_moe.recipe.published_models import expert_count
@@ -63,10 +65,21 @@ class ModelParameters:
     hidden_size: int
     exact: bool
 
-    @property
+    @cached_property
     def total(self) -> int:
         """All parameters of the model, the final norm included."""
         return sum(layer.total for layer in self.layers) + self.embedding + self.head + self.hidden_size
+
+    def kinds(self, chunks: Sequence[range]) -> list[tuple[Layer, int]]:
+        """The different layers in ranges of layers, and how many of each there are."""
+        counts = ((layer, sum(upto[c.stop] - upto[c.start] for c in chunks)) for layer, upto in self._counts)
+        return [(layer, count) for layer, count in counts if count]
+
+    @cached_property
+    def _counts(self) -> list[tuple[Layer, list[int]]]:
+        """Each different layer, with how many of it there are before each index: models have one to three kinds."""
+        kinds = dict.fromkeys(self.layers)
+        return [(kind, [0, *itertools.accumulate(layer == kind for layer in self.layers)]) for kind in kinds]
 
 
 def model_parameters(config: Mapping[str, Any]) -> ModelParameters | None:

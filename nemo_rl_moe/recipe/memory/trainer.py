@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -46,15 +45,15 @@ def rank_parameters(parameters: ModelParameters, recipe: Recipe) -> list[RankPar
     stages = stage_chunks(len(parameters.layers), megatron)
     result = []
     for stage, chunks in enumerate(stages):
-        layers = [parameters.layers[index] for chunk in chunks for index in chunk]
-        router = sum(layer.router for layer in layers)
-        cut = sum((layer.mixer + layer.dense) // tp for layer in layers)
-        dense = cut + sum(layer.copied for layer in layers) + router
+        kinds = parameters.kinds(chunks)
+        router = sum(count * layer.router for layer, count in kinds)
+        cut = sum(count * ((layer.mixer + layer.dense) // tp) for layer, count in kinds)
+        dense = cut + sum(count * layer.copied for layer, count in kinds) + router
         first, last = stage == 0, stage == len(stages) - 1
         # A tied head is the embedding itself, except on a last stage that does not hold the embedding.
         dense += vocabulary * (first + (last and (parameters.head > 0 or not first)))
         dense += parameters.hidden_size if last else 0
-        experts = sum(layer.experts for layer in layers) // expert_shards
+        experts = sum(count * layer.experts for layer, count in kinds) // expert_shards
         result.append(RankParameters(dense, experts, router if megatron.freeze_moe_router else 0, cut + experts))
     return result
 
@@ -140,8 +139,7 @@ def _saved_by_kind(
     config: Mapping[str, Any], parameters: ModelParameters, recipe: Recipe, chunks: Sequence[range], tokens: int
 ) -> list[tuple[Saved, int]]:
     """What each different layer of a stage saves, and how many of it there are: a sweep asks for 10,000 recipes."""
-    layers = Counter(parameters.layers[index] for chunk in chunks for index in chunk)
-    return [(saved_activations(config, layer, recipe, tokens), count) for layer, count in layers.items()]
+    return [(saved_activations(config, layer, recipe, tokens), count) for layer, count in parameters.kinds(chunks)]
 
 
 def forward_bytes(config: Mapping[str, Any], parameters: ModelParameters, recipe: Recipe, stage: int) -> int:

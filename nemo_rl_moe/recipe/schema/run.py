@@ -76,6 +76,8 @@ class EnvConfig(Section):
 class WandbConfig(Section):
     """Weights & Biases."""
 
+    entity: str | None = None
+    """User or team that the project belongs to; null is the account's own."""
     project: str = "nemo-rl-moe"
     """Project name."""
     name: str | None = None
@@ -145,6 +147,18 @@ class ClusterConfig(Section):
     """Time limits of the phases."""
 
 
+class SweepConfig(Section):
+    """`benchmark.sweep`: the recipes that `bench sweep` makes of this one."""
+
+    axes: dict[str, list[Any]] = Field(min_length=1)
+    """Values by axis: tp, pp, vpp, cp, ep, etp, mbs, gbs, nodes, recompute, precision, dispatcher, sms, overlap,
+    graphs, moments, or any dotted key of the recipe."""
+    combine: Literal["product", "single", "pairs"] = "product"
+    """Points: every combination, one axis at a time around this recipe, or two axes at a time."""
+    timeout_s: PositiveFloat = 3600.0
+    """Seconds after which a point that has not ended is ended as hung."""
+
+
 class BenchmarkConfig(Section):
     """`benchmark`: what `bench` does with the recipe."""
 
@@ -154,6 +168,10 @@ class BenchmarkConfig(Section):
     """Steps of `bench train`, warm-up included."""
     warmup_steps: NonNegativeInt = 5
     """First steps that its results leave out."""
+    system: str | None = None
+    """Machine of bench's table whose links and power predictions take; null is the usual one of cluster.gpu_type."""
+    sweep: SweepConfig | None = None
+    """Axes of `bench sweep`; null is no sweep."""
 
 
 class CheckpointingConfig(Section):
