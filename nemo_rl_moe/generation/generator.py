@@ -157,7 +157,7 @@ class Generator:
             raise RunFailed(f"a generation worker failed again, and {limit}: {error}") from error
         self._failures += 1
         self._on_event(
-            f"warning: {str(error).splitlines()[0]}: starting it anew "
+            f"warning: {str(error).splitlines()[0].rstrip('.')}: starting it anew "
             f"({self._failures} of at most {self._allowed_failures} between two steps)"
         )
 

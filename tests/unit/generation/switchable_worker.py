@@ -13,3 +13,8 @@ class SwitchableWorker(AsyncVllmWorker):
         grpo = self._recipe.grpo
         ahead = grpo.async_grpo.model_copy(update=settings)
         self._recipe = self._recipe.model_copy(update={"grpo": grpo.model_copy(update={"async_grpo": ahead})})
+
+    def most_sampled(self) -> int:
+        """Response tokens that the furthest of the running requests has so far; 0 when none runs."""
+        running = self._engine.output_processor.request_states.values()
+        return max((len(state.detokenizer.output_token_ids) for state in running), default=0)

@@ -110,6 +110,15 @@ def errors_by_token(models: dict[int, PreTrainedModel], completions: Completions
     return np.concatenate(errors)
 
 
+def wait_for_tokens(workers: WorkerGroup, rank: int, count: int) -> None:
+    """Returns when a running response of the worker has as many tokens, long before it ends."""
+    for _ in range(3000):
+        if workers.call_rank(rank, "most_sampled", phase="look", timeout_s=10) >= count:
+            return
+        time.sleep(0.002)
+    raise AssertionError(f"rank {rank} never had a response of {count} tokens under way")
+
+
 def update_under_load(
     workers: WorkerGroup, refit: Callable[[PreTrainedModel], int], seed: int, **settings: object
 ) -> tuple[dict[int, PreTrainedModel], Completions, Completions]:
@@ -123,7 +132,7 @@ def update_under_load(
     version = refit(old)
     arguments = worker_arguments(as_prompts(PROMPTS), LONG, np.zeros(4, dtype=np.int64))
     running = workers.submit(0, "generate", *arguments, together=False)
-    time.sleep(0.25)
+    wait_for_tokens(workers, 0, 8)
     assert refit(new) == version + 1
     later = workers.submit(0, "generate", *arguments, together=False)
     workers.wait_any([later], time.monotonic() + 60, "generation", 60)
@@ -229,7 +238,7 @@ def test_the_samples_of_a_killed_worker_come_from_its_successor_with_the_present
     prompts = as_prompts(PROMPTS)
     for prompt in prompts:
         dispatcher.send(prompt, prompt, LONG, 0)
-    time.sleep(0.1)
+    wait_for_tokens(workers, 1, 1)
     os.kill(victim.pid, signal.SIGKILL)
     done, failures = {}, 0
     while len(dispatcher):
