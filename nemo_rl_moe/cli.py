@@ -14,6 +14,7 @@ from pathlib import Path
 
 from nemo_rl_moe import interrupts
 from nemo_rl_moe.errors import RunFailed, UserError
+from nemo_rl_moe.printable import printable
 
 EXIT_DONE, EXIT_FAILED, EXIT_USER, EXIT_INTERRUPTED = 0, 1, 2, interrupts.EXIT_INTERRUPTED
 
@@ -24,7 +25,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return arguments.command(arguments)
     except UserError as error:
-        print(error, file=sys.stderr)
+        # It may quote a name or a value from a file that anyone wrote.
+        print(printable(str(error)), file=sys.stderr)
         return EXIT_USER
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

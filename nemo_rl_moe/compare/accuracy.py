@@ -14,6 +14,8 @@ from nemo_rl_moe.compare.window import Window, ranges
 
 # An accuracy of 0/1 scores is a whole number of samples; logs and exports may have rounded it to four digits.
 _ROUNDING = 1e-4
+# More is no count of samples, but damage.
+MOST_SAMPLES = 10**9
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,8 @@ def _accuracy(name: str, step: int, values: tuple[float, float], samples: tuple[
     if n is None or m is None:
         note = "the number of samples is not known: no interval"
         return Accuracy(name, step, *values, samples, (None, None), None, note)
+    if not all(0 <= value <= 1 for value in values):
+        return Accuracy(name, step, *values, samples, (None, None), None, "no share from 0 to 1: no interval")
     if not (is_share(values[0], n) and is_share(values[1], m)):
         return Accuracy(name, step, *values, samples, (None, None), None, "partial scores: no binomial interval")
     intervals = wilson(values[0] * n, n), wilson(values[1] * m, m)
@@ -94,7 +98,7 @@ def _in_samples(change: float, n: int, m: int) -> str:
 def is_share(value: float, samples: int) -> bool:
     """Whether an accuracy can be that of so many samples scored 0 or 1."""
     count = value * samples
-    return abs(count - round(count)) <= samples * _ROUNDING + 1e-9
+    return 0 <= value <= 1 and abs(count - round(count)) <= samples * _ROUNDING + 1e-9
 
 
 def samples_of(run: RunData, metric: str, step: int, given: int | None) -> int | None:
@@ -106,10 +110,10 @@ def samples_of(run: RunData, metric: str, step: int, given: int | None) -> int |
         return None
     if (series := run.series.get(ACCURACY_SAMPLES)) is not None:
         at = np.searchsorted(series.steps, step)
-        if at < len(series.steps) and series.steps[at] == step and series.values[at] >= 1:
+        if at < len(series.steps) and series.steps[at] == step and 1 <= series.values[at] <= MOST_SAMPLES:
             return int(series.values[at])
     grpo: Any = (run.config or {}).get("grpo")
     configured = grpo.get("max_val_samples") if isinstance(grpo, dict) else None
     if given is not None:
         return given
-    return configured if isinstance(configured, int) and configured > 0 else None
+    return configured if isinstance(configured, int) and 0 < configured <= MOST_SAMPLES else None

@@ -62,8 +62,8 @@ def _runs(arguments: argparse.Namespace, window: Window | None) -> None:
     from nemo_rl_moe.compare import as_json, markdown, text
     from nemo_rl_moe.compare.comparison import compare
     from nemo_rl_moe.compare.page import compare_page
-    from nemo_rl_moe.compare.printable import printable
     from nemo_rl_moe.compare.read import read_runs
+    from nemo_rl_moe.printable import printable
 
     base, *others = read_runs(arguments.runs)
     pairs = compare(
@@ -82,7 +82,7 @@ def _runs(arguments: argparse.Namespace, window: Window | None) -> None:
 def _suite(arguments: argparse.Namespace, window: Window | None) -> None:
     from nemo_rl_moe.compare import as_json, suite, suite_text
     from nemo_rl_moe.compare.page import suite_page
-    from nemo_rl_moe.compare.printable import printable
+    from nemo_rl_moe.printable import printable
 
     found = suite.read_suite(arguments.suite, window, arguments.treatment, arguments.val_samples)
     if arguments.html is not None:
@@ -97,10 +97,11 @@ def _suite(arguments: argparse.Namespace, window: Window | None) -> None:
 
 def check_validation_samples(count: int | None) -> None:
     """Raises a UserError for a number that no validation has."""
+    from nemo_rl_moe.compare.accuracy import MOST_SAMPLES
     from nemo_rl_moe.errors import UserError
 
-    if count is not None and count < 1:
-        raise UserError(f"--val-samples {count}: expected at least 1")
+    if count is not None and not 1 <= count <= MOST_SAMPLES:
+        raise UserError(f"--val-samples {count}: expected 1 to {MOST_SAMPLES}")
 
 
 def write_page(path: Path, text: str) -> None:

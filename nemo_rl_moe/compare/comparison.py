@@ -120,6 +120,8 @@ def compare(
     return [compare_pair(base, run, window, treatment, validation_samples) for run in runs]
 
 
+# Damaged files hold numbers whose sums and quotients overflow: those have no finite mean, and are shown without one.
+@np.errstate(all="ignore")
 def compare_pair(
     base: RunData, run: RunData, window: Window, treatment: Sequence[str] = (), validation_samples: int | None = None
 ) -> Pair:
@@ -194,8 +196,7 @@ class _Lines:
             return (after / before - 1) * 100 if row.change == "percent" else after - before
 
         means = np.array([column.mean() for column in self._columns])
-        with np.errstate(divide="ignore", invalid="ignore"):
-            return _line(row, kind, [float(value(means, base)), float(value(means, run))]), change
+        return _line(row, kind, [float(value(means, base)), float(value(means, run))]), change
 
     def _weights(self, which: int, row: Row) -> tuple[int, int] | None:
         """Columns whose means' quotient is the rate of the whole window."""

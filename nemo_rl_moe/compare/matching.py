@@ -182,7 +182,8 @@ def _judge(
         return "not matched", f"differs in {' and '.join(families)}; say which is compared with --treatment"
     if confounders:
         more = f" and {len(confounders) - 3} more" if len(confounders) > 3 else ""
-        return "not matched", f"also differs in {', '.join(confounders[:3])}{more}"
+        also = "also " * any(d.kind == "treatment" for d in [*(config or []), *(environment or [])])
+        return "not matched", f"{also}differs in {', '.join(confounders[:3])}{more}"
     if config is None:
         lacking = [each.name for each in (base, run) if each.config is None]
         return "not known to be matched", f"no configuration of {' and '.join(lacking)}"

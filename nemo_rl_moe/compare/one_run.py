@@ -87,7 +87,14 @@ class Report:
     def run(self) -> RunData:
         return self.health.run
 
+    @property
+    def ends(self) -> int:
+        """Steps at either end whose means are shown; fewer where the window has few."""
+        steps, window = self.run.training_steps, self.health.window
+        return _end_steps(int(((steps >= window.first) & (steps <= window.last)).sum()))
 
+
+@np.errstate(all="ignore")
 def report(run: RunData, window: Window | None = None, validation_samples: int | None = None) -> Report:
     """Sums up a run.
 
@@ -132,8 +139,12 @@ def _summaries(run: RunData, row: Row, window: Window) -> list[Summary]:
 
 def _ends(count: int) -> tuple[slice | None, slice | None]:
     """The first and the last steps of so many, which have no step in common."""
-    own = min(ENDS, count // 2)
+    own = _end_steps(count)
     return (slice(0, own), slice(count - own, count)) if own else (None, None)
+
+
+def _end_steps(count: int) -> int:
+    return min(ENDS, count // 2)
 
 
 def _rate(tokens: np.ndarray, seconds: np.ndarray, part: slice) -> float | None:

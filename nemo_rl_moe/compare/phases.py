@@ -36,6 +36,7 @@ class Split(NamedTuple):
     parts: dict[str, NDArray[np.float64]]
 
 
+@np.errstate(all="ignore")
 def split(run: RunData) -> Split:
     """The parts of each step of a run, ours or NeMo-RL's."""
     total = run.series.get("timing/train/total_step_time")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import codecs
+import glob
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -39,7 +41,7 @@ def read_runs(paths: Sequence[Path]) -> list[RunData]:
 
 def distinct_names(paths: Sequence[Path]) -> list[str]:
     """The last parts of each path, as many as it takes to tell them apart (all paths by the same number of parts)."""
-    parts = [path.resolve().parts for path in paths]
+    parts = [_real(path).parts for path in paths]
     for count in range(1, max(map(len, parts)) + 1):
         names = ["/".join(own[-count:]) for own in parts]
         if len(set(names)) == len(set(parts)):
@@ -53,12 +55,23 @@ def read_run(path: Path, name: str | None = None) -> RunData:
     Raises:
         UserError: the path holds none of the known kinds, or a broken one.
     """
-    name = name or path.resolve().name
-    if path.is_dir():
-        return _read_folder(path, name)
-    if not path.is_file():
-        raise UserError(f"{path}: no such file or folder, {_EXPECTED}")
-    return _read_file(path, name, own_folder=False)
+    name = name or _real(path).name
+    try:
+        if path.is_dir():
+            return _read_folder(path, name)
+        if path.is_file():
+            return _read_file(path, name, own_folder=False)
+        if os.path.lexists(path):
+            raise UserError(f"{path}: neither a file nor a folder, {_EXPECTED}")
+    except OSError as error:
+        # Also a run that is deleted while it is read.
+        raise UserError(f"{error.filename or path}: cannot read ({error.strerror})") from error
+    raise UserError(f"{path}: no such file or folder, {_EXPECTED}")
+
+
+def _real(path: Path) -> Path:
+    """The path without links; unlike `Path.resolve` it knows what to say of a link to itself: the path as it is."""
+    return Path(os.path.realpath(path))
 
 
 def is_source(path: Path) -> bool:
@@ -68,9 +81,16 @@ def is_source(path: Path) -> bool:
     return path.is_dir() and (
         (path / "metrics.jsonl").is_file()
         or (path / "manifest.json").is_file()
-        or any(path.glob("*.wandb"))
+        or any(log.parent == path for log in wandb_logs(path))
         or (len(_histories(path)) == 1 and not any(entry.is_dir() for entry in path.iterdir()))
     )
+
+
+def wandb_logs(folder: Path) -> list[Path]:
+    """W&B's logs in a run's `wandb` folder, in the folder of one attempt, or in the folder that holds `wandb`."""
+    # Unlike a path's own `glob` this one does not mind a folder that is deleted meanwhile.
+    root = glob.escape(str(folder))
+    return sorted(Path(log) for depth in ("", "*/", "*/*/") for log in glob.glob(f"{root}/{depth}*.wandb"))
 
 
 def _histories(folder: Path) -> list[Path]:
@@ -85,7 +105,7 @@ def _is_history(file: Path) -> bool:
 def _read_folder(path: Path, name: str) -> RunData:
     if (path / "metrics.jsonl").is_file() or (path / "manifest.json").is_file():
         return read_run_dir(path, name)
-    logs = sorted(path.rglob("*.wandb"))
+    logs = wandb_logs(path)
     if logs:
         ids = {log.name for log in logs}
         if len(ids) > 1:

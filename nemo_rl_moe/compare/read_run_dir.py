@@ -26,9 +26,9 @@ def read_run_dir(path: Path, name: str) -> RunData:
     log = path / "metrics.jsonl"
     rows, flaws = read_lines(log, step_flaw) if log.is_file() else ([], [])
     found = ours(columns(rows, "step"))
-    config = (
-        read_yaml(path / "config.yaml", str(path / "config.yaml")).plain() if (path / "config.yaml").is_file() else None
-    )
+    file = path / "config.yaml"
+    # An empty file is what a full disk leaves, and no configuration.
+    config = (read_yaml(file, str(file)).plain() or None) if file.is_file() else None
     manifest = _manifest(path / "manifest.json")
     planned = planned_steps(config)
     ending = Ending(planned_steps=planned) if manifest is None else ending_of(manifest, planned, path)

@@ -51,7 +51,8 @@ def read_offline(files: Sequence[Path], name: str) -> RunData:
         ending = Ending("failed" if failed else "done", "error" if failed else None, None, planned)
         if failed:
             ending = Ending("failed", "error", f"exit code {exit_code}; W&B keeps no reason", planned)
-    found, notes = _series(rows, files[-1])
+    # A run that died before its first step has logged no row.
+    found, notes = _series(rows, files[-1]) if rows else ({}, [])
     environment = _metadata(files[-1].parent)
     return RunData(name, files[-1], "W&B offline run", ours(found), config or None, environment, ending, notes=notes)
 
@@ -125,6 +126,8 @@ def _history(
 def _series(rows: Sequence[Mapping[str, Any]], path: Path) -> tuple[dict[str, Series], list[str]]:
     """Series by W&B's names, and notes."""
     step = step_column(key for row in rows for key in row)
+    if not rows:
+        raise UserError(f"{path}: holds no row of metrics")
     if step is None:
         raise UserError(f"{path}: no step column, expected one of {', '.join(_STEP_COLUMNS)}")
     # Rows without a step are W&B's own, such as the machine's load.

@@ -26,9 +26,9 @@ def run(arguments: argparse.Namespace) -> None:
     from nemo_rl_moe.compare.command import check_validation_samples
     from nemo_rl_moe.compare.one_run import report
     from nemo_rl_moe.compare.page import report_page
-    from nemo_rl_moe.compare.printable import printable
     from nemo_rl_moe.compare.read import read_run
     from nemo_rl_moe.compare.window import parse_window
+    from nemo_rl_moe.printable import printable
 
     check_validation_samples(arguments.val_samples)
     window = None if arguments.steps is None else parse_window(arguments.steps)

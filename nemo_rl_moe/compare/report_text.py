@@ -7,15 +7,19 @@ from typing import Any
 from nemo_rl_moe.compare import tables
 from nemo_rl_moe.compare.as_json import run_dict
 from nemo_rl_moe.compare.names import ACCURACY
-from nemo_rl_moe.compare.one_run import ENDS, Report, Summary, Validation
+from nemo_rl_moe.compare.one_run import Report, Summary, Validation
 from nemo_rl_moe.compare.statistics import LEVEL
 from nemo_rl_moe.compare.text import aligned, section
 
-HEADS = ("", "mean", f"first {ENDS}", f"last {ENDS}", "lowest", "highest", "")
+
+def heads(found: Report) -> tuple[str, ...]:
+    """Titles of the columns."""
+    ends = f" {found.ends}" if found.ends else ""
+    return "", "mean", f"first{ends}", f"last{ends}", "lowest", "highest", ""
 
 
 def cells(found: Summary) -> tuple[str, ...]:
-    """A row as text, in the columns of `HEADS`."""
+    """A row as text, in the columns of `heads`."""
     row = found.row
     label = row.label + (f" ({row.unit})" if row.unit else "")
     label += f", {found.kind}" if found.kind in ("mean of rates", "whole window") else ""
@@ -59,7 +63,7 @@ def lines(found: Report) -> list[str]:
         f"  {health.window}, by logged step number: {count} observation{'s'[: count != 1]}",
         *section("Problems", health.problems),
     ]
-    table = iter(aligned([HEADS, *(cells(each) for each in found.rows)], left=(0, 6)))
+    table = iter(aligned([heads(found), *(cells(each) for each in found.rows)], left=(0, 6)))
     if found.rows:
         text += ["", next(table)]
     group = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -37,9 +38,11 @@ class Sample:
 
 def sampled_steps(folder: Path | None) -> list[int]:
     """Steps that have samples, ascending."""
-    if folder is None or not folder.is_dir():
+    try:
+        names = [] if folder is None else os.listdir(folder)
+    except OSError:
         return []
-    return sorted(int(found[1]) for file in folder.iterdir() if (found := _FILE.fullmatch(file.name)))
+    return sorted(int(found[1]) for name in names if (found := _FILE.fullmatch(name)))
 
 
 def read_samples(folder: Path, step: int) -> tuple[list[Sample], list[str]]:

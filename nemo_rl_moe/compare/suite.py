@@ -107,7 +107,10 @@ def read_suite(
     """
     if not folder.is_dir():
         raise UserError(f"--suite {folder}: no such folder")
-    found = _workloads(folder, folder, window, treatment, validation_samples)
+    try:
+        found = _workloads(folder, (), window, treatment, validation_samples)
+    except OSError as error:
+        raise UserError(f"--suite {error.filename or folder}: cannot read ({error.strerror})") from error
     if not found:
         raise UserError(
             f"--suite {folder}: no pair in it, expected folders that hold a run named base… and others beside it"
@@ -116,14 +119,19 @@ def read_suite(
 
 
 def _workloads(
-    root: Path, folder: Path, window: Window | None, treatment: Sequence[str], samples: int | None
+    folder: Path, above: tuple[Path, ...], window: Window | None, treatment: Sequence[str], samples: int | None
 ) -> list[Workload]:
+    """Those of a folder and the folders in it.
+
+    Args:
+        above: the folders that it was reached through, the suite's first.
+    """
     entries = sorted(p for p in folder.iterdir() if not p.name.startswith("."))
     sources = [p for p in entries if is_source(p)]
     bases = [p for p in sources if p.name.startswith(_BASELINE)]
     found = []
     if sources:
-        name = " / ".join(folder.relative_to(root).parts) or folder.resolve().name
+        name = " / ".join(each.name for each in (*above, folder)[1:]) or folder.resolve().name
         others = [p for p in sources if p not in bases]
         if len(bases) != 1:
             names = ", ".join(p.name for p in bases or others)
@@ -136,8 +144,9 @@ def _workloads(
                 label = name if len(others) == 1 else f"{name} / {other.stem if other.is_file() else other.name}"
                 found.append(_workload(label, bases[0], other, window, treatment, samples))
     for entry in entries:
-        if entry.is_dir() and entry not in sources:
-            found += _workloads(root, entry, window, treatment, samples)
+        # A link to a folder above has no end.
+        if entry.is_dir() and entry not in sources and not any(entry.samefile(each) for each in (*above, folder)):
+            found += _workloads(entry, (*above, folder), window, treatment, samples)
     return found
 
 

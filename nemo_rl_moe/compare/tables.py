@@ -168,7 +168,9 @@ def interval_text(interval: Interval | None, percent: bool) -> str:
 def _signed(change: float, percent: bool) -> str:
     if percent and _is_factor(change):
         return f"x {1 + change / 100:.3g}"
-    return f"{change:+.1f}" if percent else f"{change:+.5f}"
+    text = f"{change:+.1f}" if percent else f"{change:+.5f}"
+    # What rounds to nothing has no direction.
+    return text if text.strip("+-0.") else text[1:]
 
 
 def _is_factor(change: float) -> bool:

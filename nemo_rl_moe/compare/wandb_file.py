@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,8 @@ _WHOLE, _LAST = 1, 4
 def records(path: Path) -> Iterator[Any]:
     """Records of a `.wandb` file, up to the first that is not complete: a run that was killed leaves half a record.
 
-    Chunks: crc32 u32, length u16, type u8 (1 whole, 2 first, 3 middle, 4 last), data; none crosses a 32 KiB block.
+    Chunks: crc32 u32 of type and data, length u16, type u8 (1 whole, 2 first, 3 middle, 4 last), data; none crosses a
+    32 KiB block.
 
     Raises:
         UserError: the file is no W&B log, or the wandb package is missing.
@@ -35,12 +37,16 @@ def records(path: Path) -> Iterator[Any]:
         if _BLOCK - position % _BLOCK < _RECORD_HEADER:
             position += _BLOCK - position % _BLOCK
             continue
-        _, length, kind = struct.unpack_from("<IHB", data, position)
+        checksum, length, kind = struct.unpack_from("<IHB", data, position)
         chunk = data[position + _RECORD_HEADER : position + _RECORD_HEADER + length]
         if kind == 0 or len(chunk) < length:
             return
-        parts += chunk
         position += _RECORD_HEADER + length
+        if zlib.crc32(chunk, zlib.crc32(bytes([kind]))) != checksum:
+            if not data[position:].strip(b"\0"):
+                return
+            raise UserError(f"{path}: damaged before byte {position}, the checksum of a record is wrong")
+        parts += chunk
         if kind in (_WHOLE, _LAST):
             try:
                 yield Record.FromString(parts)

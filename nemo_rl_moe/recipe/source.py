@@ -13,6 +13,8 @@ Scalar: TypeAlias = "str | int | float | bool | None"
 MISSING = "???"
 # Levels of maps and lists at most: our walks and OmegaConf's recurse, and a recipe has about ten.
 MAX_DEPTH = 50
+# A few lines of aliases to aliases can stand for billions of values.
+MAX_NODES = 100_000
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from nemo_rl_moe.recipe.source import MAX_DEPTH, Node, Path, Problem, RecipeError, Source, dotted
+from nemo_rl_moe.recipe.source import MAX_DEPTH, MAX_NODES, Node, Path, Problem, RecipeError, Source, dotted
 
 _Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _INT = re.compile(r"[-+]?(?:0b[01_]+|0x[0-9a-fA-F_]+|0o?[0-7_]+|0|[1-9][0-9_]*)$")
@@ -102,9 +102,15 @@ class _Builder:
         self.problems = problems
         self._constructor = yaml.constructor.SafeConstructor()
         self._open: list[yaml.Node] = []
+        self._built = 0
 
     def build(self, node: yaml.Node, path: Path) -> Node:
         source = _at(node, self.file)
+        self._built += 1
+        if self._built > MAX_NODES:
+            if self._built == MAX_NODES + 1:
+                self._problem("yaml", node, path[:3], f"more than {MAX_NODES} values, aliases written out")
+            return Node(None, source)
         if isinstance(node, yaml.ScalarNode):
             return Node(self._scalar(node, path), source)
         with self._inside(node, path) as is_sound:

@@ -20,6 +20,7 @@ _POINTS = 400
 _BINS = 16
 # Characters that fit beside the axis.
 _LONGEST_TICK = 7
+_LARGEST = 1e100
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,8 @@ def curves(
         window: steps that are compared, shaded. Their values set the range, so that a warm-up step cannot flatten all
             the rest; None takes all steps.
     """
-    shown = [(i, name, s) for i, (name, s) in enumerate(lines) if s is not None and np.isfinite(s.values).any()]
+    drawn = [None if s is None else Series(s.steps, _drawable(s.values)) for _, s in lines]
+    shown = [(i, lines[i][0], s) for i, s in enumerate(drawn) if s is not None and np.isfinite(s.values).any()]
     if not shown:
         return ""
     frame = _frame([s for _, _, s in shown], window)
@@ -82,8 +84,8 @@ def curves(
 
 def histogram(title: str, unit: str, samples: Sequence[tuple[str, NDArray[np.float64] | None]]) -> str:
     """A figure of how values spread; shares of each run's steps, so that runs of unequal length compare."""
-    shown = [(i, v[np.isfinite(v)]) for i, (_, v) in enumerate(samples) if v is not None]
-    shown = [(i, v) for i, v in shown if len(v)]
+    drawn = [(i, _drawable(v)) for i, (_, v) in enumerate(samples) if v is not None]
+    shown = [(i, v[np.isfinite(v)]) for i, v in drawn if np.isfinite(v).any()]
     if not shown:
         return ""
     edges = _edges(np.concatenate([v for _, v in shown]))
@@ -137,6 +139,7 @@ def _stacked(
     width: int,
     kind: str,
 ) -> str:
+    parts = [(name, number, np.nan_to_num(_drawable(values))) for name, number, values in parts]
     groups = np.array_split(np.arange(len(steps)), min(len(steps), width // 3))
     means = [(name, number, _group_means(values, groups)) for name, number, values in parts]
     at = np.array([steps[g[0]] for g in groups])
@@ -214,6 +217,12 @@ def ticks(low: float, high: float, least: int = 3) -> list[float]:
         if last - first + 1 >= least:
             break
     return [i * step for i in range(first, last + 1)]
+
+
+def _drawable(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Values whose sums and quotients a float can hold: others, of damaged files, are left out or drawn as 0."""
+    size = np.abs(values)
+    return np.where(size > _LARGEST, np.nan, np.where(size < 1 / _LARGEST, 0.0, values))
 
 
 def _frame(shown: Sequence[Series], window: tuple[int, int] | None) -> Frame:

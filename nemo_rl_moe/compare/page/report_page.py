@@ -8,7 +8,7 @@ import numpy as np
 
 from nemo_rl_moe.compare import phases, report_text, tables
 from nemo_rl_moe.compare.names import ACCURACY, MEMORY_PEAK, ROWS, STEP_TIME, THROUGHPUT, TOKENS_PER_SAMPLE
-from nemo_rl_moe.compare.one_run import ENDS, Report, Summary
+from nemo_rl_moe.compare.one_run import Report, Summary
 from nemo_rl_moe.compare.page import charts, shell
 from nemo_rl_moe.compare.page.shell import escape
 from nemo_rl_moe.compare.run_data import RunData, leaves
@@ -91,7 +91,7 @@ def _tiles(found: Report) -> str:
     if len(steps):
         tiles.append(shell.tile("steps", f"{steps[-1]}{f' of {planned}' if planned else ''}", found.run.ending.state))
     if reward := rows.get(("reward", "mean")):
-        tiles.append(_tile(reward, "reward, last steps", reward.last))
+        tiles.append(_tile(reward, "reward, last steps", reward.last, found.ends))
     if found.validations:
         overall = [v for v in found.validations if v.metric == ACCURACY] or found.validations
         last = overall[-1]
@@ -103,15 +103,15 @@ def _tiles(found: Report) -> str:
         ("memory_peak", "largest", "memory peak"),
     ):
         if (each := rows.get((key, kind))) is not None and each.value is not None:
-            tiles.append(_tile(each, label, each.value))
+            tiles.append(_tile(each, label, each.value, found.ends))
     return f'<div class="tiles">{"".join(tiles)}</div>' if tiles else ""
 
 
-def _tile(found: Summary, label: str, value: float | None) -> str:
+def _tile(found: Summary, label: str, value: float | None, ends: int) -> str:
     unit = found.row.unit
     detail = found.note or ""
     if found.first is not None and found.last is not None:
-        detail = f"{tables.number(found.first, unit)} → {tables.number(found.last, unit)}, first and last {ENDS} steps"
+        detail = f"{tables.number(found.first, unit)} → {tables.number(found.last, unit)}, first and last {ends} steps"
     return shell.tile(label, f"{tables.number(value, unit)} {unit}".strip(), detail)
 
 
@@ -154,8 +154,9 @@ def _numbers(found: Report) -> list[str]:
             rows.append([escape(group)])
         label, *numbers, note = map(escape, report_text.cells(each))
         rows.append([label + (f' <span class="soft small">{note}</span>' if note else ""), *numbers])
-    classes = ["text", *(["num"] * (len(report_text.HEADS) - 2))]
-    table = shell.table([escape(head) for head in report_text.HEADS[:-1]], rows, classes, "stack five")
+    heads = report_text.heads(found)[:-1]
+    classes = ["text", *(["num"] * (len(heads) - 1))]
+    table = shell.table([escape(head) for head in heads], rows, classes, "stack five")
     listed = "".join(f"<li>{escape(report_text.validation_text(each))}</li>" for each in found.validations)
     accuracies = ["<h3>Validation accuracy</h3>", f"<ul class=small>{listed}</ul>"] if listed else []
     return ["<h2>Numbers</h2>", table, *accuracies]

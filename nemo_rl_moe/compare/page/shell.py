@@ -6,7 +6,7 @@ import html
 from collections.abc import Iterable, Sequence
 from importlib import resources
 
-from nemo_rl_moe.compare.printable import printable
+from nemo_rl_moe.printable import printable
 
 # page.css has so many.
 COLOURS = 7

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
 from nemo_rl_moe.compare.ending import is_held
-from nemo_rl_moe.compare.read import read_run
+from nemo_rl_moe.compare.read import read_run, wandb_logs
 from nemo_rl_moe.compare.run_data import RunData
 from nemo_rl_moe.errors import UserError
 
@@ -31,7 +32,7 @@ class Feed:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._name = path.resolve().name
+        self._name = Path(os.path.realpath(path)).name
         self._seen = self._signature(running=True)
         self.error: str | None = None
         self.run = self._read()
@@ -73,7 +74,7 @@ class Feed:
         names = ("metrics.jsonl", "manifest.json", "config.yaml", "run.log", "rollouts")
         files = [self._path, *(self._path / name for name in names)]
         if self._path.is_dir() and not (self._path / "manifest.json").is_file():
-            files += sorted(self._path.rglob("*.wandb"))
+            files += wandb_logs(self._path)
         held = running and is_held(self._path / "run.log")
         return (held, *(_state(file) for file in files))
 

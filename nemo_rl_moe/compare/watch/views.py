@@ -13,11 +13,11 @@ from rich.text import Text
 from nemo_rl_moe.compare.health import check
 from nemo_rl_moe.compare.names import ACCURACY, LEARNING, MEMORY_PEAK, RESOURCES, STEP_TIME, THROUGHPUT
 from nemo_rl_moe.compare.phases import LABELS, split
-from nemo_rl_moe.compare.printable import printable
 from nemo_rl_moe.compare.run_data import RunData, Series
 from nemo_rl_moe.compare.samples import Sample
 from nemo_rl_moe.compare.tables import number
 from nemo_rl_moe.compare.window import Window
+from nemo_rl_moe.printable import printable
 from nemo_rl_moe.tracking import definitions
 from nemo_rl_moe.tracking.console import clock
 
@@ -30,6 +30,8 @@ _COLOURS = dict(zip(LABELS, ("cyan", "yellow", "magenta", "green", "blue", "whit
 _BLOCKS = "▁▂▃▄▅▆▇█"
 # Cells that label and numbers take, and the width below which there is room for less.
 _TABLE_CELLS, _NARROW = 54, 78
+# Enough of a metric's name to know it by.
+_NAME_CELLS = 44
 _ROWS = (
     (LEARNING, "reward", "train/reward", ""),
     (LEARNING, "validation accuracy", ACCURACY, ""),
@@ -85,7 +87,7 @@ def overview(run: RunData, width: int) -> RenderableType:
     for _ in range(1 if narrow else 2):
         table.add_column(justify="right", no_wrap=True)
     table.add_column(no_wrap=True)
-    heads = ["last"] if narrow else ["last", f"last {RECENT}"]
+    heads = ["last"] if narrow else ["last", f"last {min(RECENT, len(run.training_steps))}"]
     table.add_row("", *(Text(title, style="bold") for title in heads))
     group = None
     for title, label, metric, unit in _ROWS:
@@ -150,20 +152,27 @@ def timeline(run: RunData, width: int, count: int = 8) -> RenderableType:
 
 
 def all_metrics(run: RunData, width: int) -> Table:
-    """Every metric with its unit, last value and range; in a narrow terminal its last value only."""
-    table = Table.grid(padding=(0, 2))
-    heads = ("", "last", "at step", "lowest", "highest", "unit")[: 2 if width < _NARROW else None]
-    for title in heads:
-        table.add_column(justify="left" if title in ("", "unit") else "right", no_wrap=True)
-    table.add_row(*(Text(title, style="bold") for title in heads))
+    """Every metric with its last value and, as far as there is room, its unit, its range and where it stands."""
+    rows = [[Text(title, style="bold") for title in ("", "last", "unit", "lowest", "highest", "at step")]]
     for name in sorted(run.series):
         steps, values = run.series[name]
         known = definitions.find(name)
         unit = known.unit if known is not None and known.unit != "1" else ""
         finite = values[np.isfinite(values)]
         ends = [number(float(f(finite))) if len(finite) else "-" for f in (np.min, np.max)]
-        cells: list[Text | str] = [Text(plain(name)), value(float(values[-1])), str(steps[-1]), *ends, unit]
-        table.add_row(*cells[: len(heads)])
+        rows.append([Text(plain(name)), value(float(values[-1])), *map(Text, (unit, *ends, str(steps[-1])))])
+    # A name that is cut can be guessed, a number cannot: numbers keep their width, and there are as many as fit.
+    widths = [max(cell.cell_len for cell in column) for column in zip(*rows, strict=True)]
+    count = len(widths)
+    while count > 2 and sum(widths[1:count]) + 2 * (count - 1) > width - min(widths[0], _NAME_CELLS):
+        count -= 1
+    table = Table.grid(padding=(0, 2))
+    room = max(1, width - sum(widths[1:count]) - 2 * (count - 1))
+    table.add_column(no_wrap=True, width=min(widths[0], room))
+    for i in range(1, count):
+        table.add_column(justify="left" if i == 2 else "right", no_wrap=True, width=widths[i])
+    for row in rows:
+        table.add_row(*row[:count])
     return table
 
 

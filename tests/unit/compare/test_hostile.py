@@ -9,14 +9,15 @@ from typing import Any
 import pytest
 
 from nemo_rl_moe.cli import main
-from nemo_rl_moe.compare import tables
+from nemo_rl_moe.compare import as_json, tables
 from nemo_rl_moe.compare.comparison import Pair, compare
-from nemo_rl_moe.compare.page import compare_page
-from nemo_rl_moe.compare.printable import printable
+from nemo_rl_moe.compare.one_run import report
+from nemo_rl_moe.compare.page import compare_page, report_page
 from nemo_rl_moe.compare.read import read_run
 from nemo_rl_moe.compare.run_data import MAX_STEP, RunData
 from nemo_rl_moe.compare.window import Window
 from nemo_rl_moe.errors import UserError
+from nemo_rl_moe.printable import printable
 from tests.unit.compare.published import SYNC, rows, write_run
 
 # 500 kB of brackets: deeper than any parser goes.
@@ -145,7 +146,8 @@ def test_one_step_far_away_does_not_ask_for_an_array_of_every_step_between(tmp_p
         ("a.json", b'{"train/loss": {"' + b"9" * 30 + b'": 1}}'),
         ("a.csv", b"_step,train/loss\n1,\xff\n"),
         ("a.csv", b"_step,train/loss\n1,2,3\n"),
-        ("a.wandb", b":W&B\xe1\xbe\x00" + bytes(range(256)) * 40),
+        ("a.wandb", b":W&B\xe1\xbe\x00" + bytes(range(1, 256)) * 40),
+        ("a.json", b'[{"_step": "\\u001b[31mred\\u202e", "train/loss": 1}]'),
     ],
 )
 def test_a_file_of_another_making_is_one_line_that_names_it(
@@ -156,6 +158,7 @@ def test_a_file_of_another_making_is_one_line_that_names_it(
     assert main(["compare", str(tmp_path / "base"), str(tmp_path / name)]) == 2
     said = capsys.readouterr().err
     assert str(tmp_path / name) in said and len(said.splitlines()) == 1 and "Traceback" not in said
+    assert "\x1b" not in said and "\u202e" not in said
 
 
 @pytest.mark.parametrize(
@@ -254,3 +257,49 @@ def test_a_run_against_itself_shows_no_difference_anywhere(tmp_path: Path) -> No
     assert {line.change for line in pair.lines} == {0.0}
     assert {line.shown for line in pair.lines} <= {"no difference shown", "no interval"}
     assert pair.accuracies[0].change == 0 and pair.accuracies[0].interval.spans_zero  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "samples", "note"),
+    [
+        (54.3, 256, "no share from 0 to 1: no interval"),
+        (-0.5, 64, "no share from 0 to 1: no interval"),
+        (0.5, 1e300, "the number of samples is not known: no interval"),
+        (0.123, 15, "partial scores: no binomial interval"),
+    ],
+)
+def test_an_accuracy_that_is_no_share_of_samples_has_no_interval(
+    tmp_path: Path, accuracy: float, samples: float, note: str
+) -> None:
+    row = json.loads(LINES[19]) | {"validation/accuracy": accuracy, "validation/num_samples": samples}
+    run = with_lines(tmp_path, [*LINES[:19], json.dumps(row)])
+    (found,) = against_base(tmp_path, run).accuracies
+    assert (found.run, found.interval, found.note) == (accuracy, None, note)
+    assert report(run).validations[0].interval is None
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("value", [1e308, 5e-324, -1.0, 0.0])
+def test_numbers_at_the_ends_of_what_a_float_holds_are_compared_without_a_word_from_numpy(
+    tmp_path: Path, value: float
+) -> None:
+    run = with_lines(tmp_path, [json.dumps(dict.fromkeys(row, value) | {"step": row["step"]}) for row in rows(SYNC, 1)])
+    pair = against_base(tmp_path, run)
+    assert {line.row.key for line in pair.lines} >= {"step_time.e2e", "throughput.e2e", "reward"}
+    json.loads(as_json.text(as_json.document([pair])), parse_constant=pytest.fail)
+    assert compare_page.document([pair]) and report_page.document(report(run))
+
+
+def test_what_is_neither_a_file_nor_a_folder_and_a_link_to_itself_are_user_errors(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    for path in (tmp_path / "loop", Path("/dev/zero")):
+        with pytest.raises(UserError, match="neither a file nor a folder"):
+            read_run(path)
+    with pytest.raises(UserError, match="File name too long"):
+        read_run(tmp_path / ("x" * 300))
+
+
+def test_an_empty_configuration_is_none(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", SYNC, 1)
+    (run / "config.yaml").write_text("")
+    assert against_base(tmp_path, read_run(run)).differences.verdict == "not known to be matched"

@@ -74,7 +74,7 @@ def test_another_version_of_torch_is_a_confounder_and_another_host_is_not() -> N
 
 def test_another_commit_is_a_confounder() -> None:
     found = differences(run({}), run({}, {**ENVIRONMENT, "code.commit": "def"}))
-    assert found.why == "also differs in code.commit"
+    assert found.why == "differs in code.commit"
 
 
 def test_a_run_without_configuration_is_not_known_to_be_matched() -> None:

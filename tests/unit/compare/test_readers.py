@@ -111,6 +111,10 @@ def test_an_offline_file_cut_in_the_middle_of_a_record_gives_the_rows_before_it(
     assert {(1,), (1, 2), (1, 2, 3)} <= found <= {(), (1,), (1, 2), (1, 2, 3)}
     # The exit record comes last: without it nobody knows how the run ended.
     assert read_run(cut).ending.state == "unknown"
+    at = whole.index(b"0.5", whole.index(b"train/reward"))
+    cut.write_bytes(whole[:at] + b"9" + whole[at + 1 :])
+    with pytest.raises(UserError, match="checksum of a record is wrong"):
+        read_run(cut)
 
 
 def test_nemo_rls_tensorboard_dump_gives_the_same_20_steps_under_our_names(tmp_path: Path) -> None:
@@ -215,7 +219,8 @@ def test_of_two_rows_for_a_step_the_later_counts_as_in_a_resumed_run(tmp_path: P
         ("a.json", '{"train/loss": {"1": "high"}}', "train/loss at step 1: expected a number, got 'high'"),
         ("a.csv", "_step,train/loss\n1\n", "a.csv:2: expected 2 cells"),
         ("a.csv", "_step,train/loss\n1.5,2\n", "_step 1.5 is not a whole number"),
-        ("a.csv", "", "no step column"),
+        ("a.csv", "", "holds no row of metrics"),
+        ("a.csv", "a,b\n1,2\n", "no step column"),
         ("a.txt", "", "expected a run directory"),
         ("a.wandb", "no log", "not a W&B log"),
     ],

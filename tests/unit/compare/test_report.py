@@ -257,3 +257,9 @@ def test_the_eighth_run_has_a_line_that_is_drawn_and_dashed(tmp_path: Path) -> N
 def test_a_run_that_is_not_there_is_a_user_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", str(tmp_path / "none")]) == 2
     assert "none: no such file or folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("steps", "title"), [("2-20", "first 9"), ("1-20", "first 10"), ("2-12", "first 5")])
+def test_columns_say_of_how_many_steps_the_ends_are(tmp_path: Path, steps: str, title: str) -> None:
+    head = command(write_run(tmp_path / "run", SYNC, 0), "--steps", steps).splitlines()[3]
+    assert title in head and title.replace("first", "last") in head

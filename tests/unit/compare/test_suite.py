@@ -149,3 +149,15 @@ def test_a_folder_without_pairs_and_both_ways_of_naming_runs_are_user_errors(
         read_suite(tmp_path)
     assert main(["compare", "a", "b", "--suite", str(tmp_path)]) == 2
     assert "expected either runs or --suite DIR" in capsys.readouterr().err
+
+
+def test_links_to_folders_above_and_to_themselves_are_not_followed_and_others_are(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "linked").symlink_to(folder)
+    (tmp_path / "pair").mkdir()
+    for arm, name in enumerate(("base", "run")):
+        write_run(tmp_path / "pair" / name, SYNC, arm)
+    (tmp_path / "pair/up").symlink_to(tmp_path)
+    (tmp_path / "self").symlink_to(tmp_path / "self")
+    found = [each.name for each in read_suite(tmp_path).workloads]
+    assert found.count("pair") == 1 and not [name for name in found if "/ up" in name]
+    assert sum(name.startswith("linked / ") for name in found) == len(read_suite(folder).workloads)

@@ -169,7 +169,8 @@ def in_app(feed: Feed, script: Callable[[Any, Callable[[], str]], Awaitable[None
 def test_the_app_follows_a_run_and_its_keys_show_samples_metrics_and_the_log(
     running: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nemo_rl_moe.compare.watch.app.WATCH_POLL_S", 0.02)
+    # Each key waits for a moment without work, which an app that looks all the time has none of.
+    monkeypatch.setattr("nemo_rl_moe.compare.watch.app.WATCH_POLL_S", 0.2)
     monkeypatch.setattr("nemo_rl_moe.compare.watch.feed._SPARSE", 0)
     for step in (1, 2, 3):
         running.write_rollouts(step, [{"problem": f"[bold]{step}[/bold]", "response": "\x1b[2J[red]", "reward": 0.5}])
@@ -264,3 +265,26 @@ def test_without_textual_it_is_a_user_error_that_says_what_to_install(
     monkeypatch.delitem(sys.modules, "nemo_rl_moe.compare.watch.app", raising=False)
     assert main(["watch", str(run)]) == 2
     assert "needs the textual package (pip install textual)" in capsys.readouterr().err
+
+
+def test_at_every_width_no_number_of_all_metrics_is_cut(tmp_path: Path) -> None:
+    run = read_run(write_run(tmp_path / "run", SYNC, 1))
+    for width in (40, 60, 78, 94, 114, 200):
+        lines = shown(views.all_metrics(run, width), width).splitlines()
+        reward = next(line for line in lines if line.startswith("train/reward"))
+        assert reward.split()[1] == "0.58871" and "…" not in reward
+        assert max(map(len, lines)) <= width
+    assert lines[0].split() == ["last", "unit", "lowest", "highest", "at", "step"]
+
+
+def test_a_run_that_is_deleted_while_it_is_read_is_told_in_words(
+    running: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    feed = Feed(running.path)
+    running.metrics_path.write_text("".join(LINES[:6]))
+
+    def gone(path: Path) -> bytes:
+        raise FileNotFoundError(2, "No such file or directory", str(path))
+
+    monkeypatch.setattr(Path, "read_bytes", gone)
+    assert polled(feed) and "metrics.jsonl: cannot read (No such file or directory)" in str(feed.error)

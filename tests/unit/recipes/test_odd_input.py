@@ -117,6 +117,13 @@ def test_nesting_without_end_is_refused_with_its_line(tmp_path, capsys, depth):
     assert code == 2 and "nested deeper than 50 levels" in said
 
 
+def test_a_few_lines_of_aliases_that_stand_for_billions_of_values_are_refused_at_once(tmp_path, capsys):
+    aliases = "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 10))
+    recipe = write(tmp_path, "a.yaml", f"defaults: {TINY}\na0: &a0 [1]\n{aliases}")
+    code, said = outcome(capsys, "validate", recipe)
+    assert code == 2 and "more than 100000 values, aliases written out" in said
+
+
 def test_map_merged_into_itself_is_refused(tmp_path, capsys):
     recipe = write(tmp_path, "a.yaml", f"defaults: {TINY}\ngrpo: &g\n  <<: *g\n  seed: 1\n")
     code, said = outcome(capsys, "validate", recipe)
