@@ -13,6 +13,7 @@ from collections.abc import Iterator
 
 import ray
 from ray._private import utils as ray_utils
+from ray._private import worker as ray_worker
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 
 from nemo_rl_moe import interrupts
@@ -32,9 +33,26 @@ def ray_session(cluster: ClusterConfig) -> Iterator[None]:
     Raises:
         UserError: RAY_ADDRESS, or the cluster that `ray start` left, cannot be connected to.
     """
-    if ray.is_initialized():
+    with _raylet_errors_untold():
+        if ray.is_initialized():
+            yield
+        else:
+            with _own_session(cluster):
+                yield
+
+
+@contextlib.contextmanager
+def _raylet_errors_untold() -> Iterator[None]:
+    """Keeps Ray's paragraph about each worker that dies off the run's output: the run says in a line what it does."""
+    before, ray_worker._worker_logs_enabled = ray_worker._worker_logs_enabled, False
+    try:
         yield
-        return
+    finally:
+        ray_worker._worker_logs_enabled = before
+
+
+@contextlib.contextmanager
+def _own_session(cluster: ClusterConfig) -> Iterator[None]:
     # Ray would otherwise clear CUDA_VISIBLE_DEVICES of CPU actors in its own way, with a warning for each.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     # Ray starts workers at niceness 15: whatever else runs on the host would stop a thread in the middle of an

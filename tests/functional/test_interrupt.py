@@ -35,9 +35,11 @@ def was_interrupted(run_dir: Path) -> bool:
     return (manifest["exit_code"], manifest["reason"]) == (130, "interrupted")
 
 
-def start(folder: Path, *overrides: str) -> subprocess.Popen[str]:
+def start(
+    folder: Path, *overrides: str, recipe: Path = TINY, module: tuple[str, ...] = ("nemo_rl_moe",)
+) -> subprocess.Popen[str]:
     """A run in a process, a process group and with a Ray of its own, into `<folder>/run`."""
-    command = [sys.executable, "-m", "nemo_rl_moe", "run", str(TINY), "logger.log_dir=run"]
+    command = [sys.executable, "-m", *module, "run", str(recipe), "logger.log_dir=run"]
     return subprocess.Popen(
         [*command, f"policy.model_name={MODEL}", "grpo.max_num_steps=1000", *overrides],
         cwd=folder,
