@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import shutil
@@ -12,9 +11,9 @@ from nemo_rl_moe import folders
 from nemo_rl_moe.disk import CannotWrite, free_space, is_full, writing
 from nemo_rl_moe.errors import UserError
 from nemo_rl_moe.loops.components import Run
+from nemo_rl_moe.loops.saved_state import STATE_FILE, TRAINER, SavedState, read_state, saved_metrics, write_state
 from nemo_rl_moe.recipe.schema import Recipe
 
-_STATE = "training_state.json"
 _NAME, _NAMES = re.compile(r"step_(\d+)"), "step_*"
 
 
@@ -74,17 +73,11 @@ def save(run: Run, step: int, metrics: dict[str, float]) -> Path:
 
 
 def _fill(folder: Path, run: Run, step: int, metrics: dict[str, float]) -> None:
-    run.policy.save(str(folder / "policy"))
+    run.policy.save(str(folder / TRAINER))
     if run.recipe.checkpointing.save_hf:
         run.policy.save_hf(str(folder / "hf"))
         run.data.tokenizer.save_pretrained(folder / "hf")
-    state = {
-        "step": step,
-        "weight_version": run.weight_version,
-        "loader": run.data_state,
-        "metrics": metrics,
-    }
-    (folder / _STATE).write_text(json.dumps(state, indent=1))
+    write_state(folder, step=step, weight_version=run.weight_version, loader=run.data_state, metrics=metrics)
 
 
 def _newest(root: Path) -> str:
@@ -95,7 +88,7 @@ def _newest(root: Path) -> str:
 def complete_checkpoints(root: Path) -> list[tuple[int, Path]]:
     """Complete checkpoints, oldest first."""
     named = [(match, p) for p in root.glob(_NAMES) if (match := _NAME.fullmatch(p.name))]
-    return sorted((int(match[1]), p) for match, p in named if (p / _STATE).exists())
+    return sorted((int(match[1]), p) for match, p in named if (p / STATE_FILE).exists())
 
 
 def refuse_foreign(recipe: Recipe, root: Path) -> None:
@@ -112,19 +105,25 @@ def refuse_foreign(recipe: Recipe, root: Path) -> None:
         )
 
 
-def resume(run: Run) -> None:
-    """Goes on from the newest complete checkpoint, of which there must be one."""
-    step, path = complete_checkpoints(checkpoint_root(run.recipe, run.run_dir))[-1]
-    state = json.loads((path / _STATE).read_text())
-    if state["step"] != step:
-        raise UserError(f"{path / _STATE}: says step {state['step']}, expected {step}")
-    run.policy.load(str(path / "policy"))
-    run.data.loader.load_state_dict(state["loader"])
-    run.data_state = state["loader"]
-    run.weight_version = state["weight_version"]
-    run.start_step = step + 1
-    run.tracker.restore(step, state["metrics"])
-    run.tracker.event(f"resuming after step {step} from {path}")
+def newest(root: Path) -> tuple[Path, SavedState]:
+    """The newest complete checkpoint, of which there must be one, and what it says.
+
+    Raises:
+        UserError: it is damaged.
+    """
+    step, path = complete_checkpoints(root)[-1]
+    return path, read_state(path, step)
+
+
+def resume(run: Run, path: Path, state: SavedState) -> None:
+    """Goes on from a checkpoint."""
+    run.policy.load(str(path / TRAINER))
+    run.data.loader.load_state_dict(state.loader)
+    run.data_state = state.loader
+    run.weight_version = state.weight_version
+    run.start_step = state.step + 1
+    run.tracker.restore(state.step, state.metrics)
+    run.tracker.event(f"resuming after step {state.step} from {path}")
 
 
 def _retain(run: Run) -> None:
@@ -143,7 +142,7 @@ def _retain(run: Run) -> None:
 def _rank(path: Path, metric: str | None, higher_is_better: bool) -> float:
     if metric is None:
         return 0.0
-    value = json.loads((path / _STATE).read_text())["metrics"].get(metric)
+    value = saved_metrics(path).get(metric)
     if value is None or math.isnan(value):
         return -math.inf
     return value if higher_is_better else -value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from pathlib import Path
 
 from nemo_rl_moe import interrupts
 from nemo_rl_moe.bench.flops.models import recipe_flops
@@ -16,6 +17,7 @@ from nemo_rl_moe.loops import async_one_off, checkpointing, sync
 from nemo_rl_moe.loops.build import start_workers
 from nemo_rl_moe.loops.components import Data, Run
 from nemo_rl_moe.loops.health import HealthGate
+from nemo_rl_moe.loops.saved_state import SavedState
 from nemo_rl_moe.policy.megatron.hf_files import model_folder
 from nemo_rl_moe.policy.megatron.stored_tensors import check_model_folder
 from nemo_rl_moe.recipe.load import LoadedRecipe
@@ -52,7 +54,8 @@ def run_recipe(loaded: LoadedRecipe, *, resume: bool) -> int:
     root = checkpointing.checkpoint_root(recipe, loaded.run_dir)
     nothing_to_resume = resume and not checkpointing.complete_checkpoints(root)
     resume = resume and not nothing_to_resume
-    if not resume:
+    saved = checkpointing.newest(root) if resume else None
+    if saved is None:
         checkpointing.refuse_foreign(recipe, root)
     code, reason, tracker = EXIT_FAILED, "failed", None
     with contextlib.ExitStack() as stack, interrupts.raised():
@@ -67,7 +70,7 @@ def run_recipe(loaded: LoadedRecipe, *, resume: bool) -> int:
             tracker.start_backends()
             if nothing_to_resume:
                 tracker.event("there is no complete checkpoint to resume from: starting at step 1")
-            _run(loaded, data, verifiers, tracker, directory, stack, resume=resume)
+            _run(loaded, data, verifiers, tracker, directory, stack, saved)
             code, reason = EXIT_DONE, "done"
         except KeyboardInterrupt:
             code, reason = EXIT_INTERRUPTED, "interrupted"
@@ -98,10 +101,12 @@ def _run(
     tracker: Tracker,
     directory: RunDirectory,
     stack: contextlib.ExitStack,
-    *,
-    resume: bool,
+    saved: tuple[Path, SavedState] | None,
 ) -> None:
-    """Starts the workers, which the stack will end, wires the parts together and hands them to the driver."""
+    """Starts the workers, which the stack will end, wires the parts together and hands them to the driver.
+
+    `saved` is the checkpoint to go on from.
+    """
     recipe, layout = loaded.recipe, plan(loaded.recipe)
     placement = stack.enter_context(reserve_devices(recipe.cluster))
     tracker.event(f"starting {len(layout.policy_ranks)} policy rank(s) and {len(layout.engines)} engine(s)")
@@ -123,7 +128,7 @@ def _run(
         # The folder, which a hub id has in the local cache by now.
         flops=recipe_flops(recipe.policy, model_folder(recipe.policy.model_name)),
     )
-    if resume:
-        checkpointing.resume(run)
+    if saved is not None:
+        checkpointing.resume(run, *saved)
     driver = async_one_off if recipe.grpo.async_grpo.enabled else sync
     driver.train(run)

@@ -149,8 +149,9 @@ def test_a_run_killed_at_any_step_and_resumed_trains_the_prompts_of_a_whole_run(
         with killed():
             run_to_its_end(async_one_off.train, run)
         again = make_run(made, 7, workers(2, seed + 1, failing), second, Path(folder))
-        if saved := checkpointing.complete_checkpoints(Path(folder) / "checkpoints"):
-            checkpointing.resume(again)
+        root = Path(folder) / "checkpoints"
+        if saved := checkpointing.complete_checkpoints(root):
+            checkpointing.resume(again, *checkpointing.newest(root))
         run_to_its_end(async_one_off.train, again)
     kept = saved[-1][0] if saved else 0
     assert kept == (steps if killed_at > steps else (killed_at - 1) // save_period * save_period)
