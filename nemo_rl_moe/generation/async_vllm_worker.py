@@ -16,7 +16,14 @@ from numpy.typing import NDArray
 
 from nemo_rl_moe.generation.engine_worker import EngineWorker, Requests, to_completions
 from nemo_rl_moe.generation.interface import Completions, SamplingSpec
-from nemo_rl_moe.generation.vllm_compat import build_async_llm, gives_memory_back
+from nemo_rl_moe.generation.token_versions import Span, TokenVersions
+from nemo_rl_moe.generation.vllm_compat import (
+    build_async_llm,
+    finish_weight_update,
+    gives_memory_back,
+    sampled_tokens,
+    weight_spans,
+)
 
 PauseMode = Literal["keep", "wait", "abort"]
 
@@ -36,6 +43,7 @@ class AsyncVllmWorker(EngineWorker):
         super().__init__(recipe, index)
         self._engine: Any = None
         self._numbers = itertools.count()
+        self._token_versions = TokenVersions()
         # Requests enter one call at a time and never during an update: the salt of their prompts says which weights
         # they begin with.
         self._door = asyncio.Lock()
@@ -81,10 +89,11 @@ class AsyncVllmWorker(EngineWorker):
                     waiting = await (self._admit_together(requests) if together else self._admit(requests))
             with self._fatal("generation"):
                 outputs = await asyncio.gather(*(_finished(queue) for queue in waiting))
+                versions = [self._versions_of(queue, out) for queue, out in zip(waiting, outputs, strict=True)]
             # Whatever came out while an update failed is of unknown weights.
             self._check_usable()
             if not any(output.finish_reason == "abort" for output in outputs):
-                return to_completions(outputs, self._version, self._decode)
+                return to_completions(outputs, versions, self._decode)
 
     async def update_weights(self, path: str, layout: list, digest: str, version: int) -> dict[str, float]:
         """Loads the weights in a shared buffer and makes them the given version; see `VllmWorker.update_weights`.
@@ -113,7 +122,8 @@ class AsyncVllmWorker(EngineWorker):
                     info = {"path": path, "layout": layout, "digest": digest}
                     await self._engine.update_weights(WeightTransferUpdateRequest(update_info=info))
                 with self._fatal(f"{what}: finish_weight_update"):
-                    await self._engine.finish_weight_update(weight_version=str(version))
+                    await finish_weight_update(self._engine, version)
+                self._token_versions.update(sampled_tokens(self._engine), version)
                 self._version = version
                 self._sleep.updated()
             finally:
@@ -144,10 +154,11 @@ class AsyncVllmWorker(EngineWorker):
 
     async def _admit(self, requests: Requests) -> list[Any]:
         """Gives the requests to the engine. Returns the queue of each."""
-        return [
-            await self._engine.add_request(f"{next(self._numbers)}", prompt, parameters)
-            for prompt, parameters in zip(requests.prompts, requests.parameters, strict=True)
-        ]
+        queues = []
+        for prompt, parameters in zip(requests.prompts, requests.parameters, strict=True):
+            queues.append(await self._engine.add_request(f"{next(self._numbers)}", prompt, parameters))
+            self._token_versions.begin(id(queues[-1]), self._version)
+        return queues
 
     async def _admit_together(self, requests: Requests) -> list[Any]:
         await self._engine.pause_generation(mode="keep", clear_cache=False)
@@ -155,6 +166,11 @@ class AsyncVllmWorker(EngineWorker):
             return await self._admit(requests)
         finally:
             await self._engine.resume_generation()
+
+    def _versions_of(self, queue: Any, output: Any) -> list[Span]:
+        """Which version sampled which tokens: the engine's word, or our own count where it says nothing."""
+        counted = self._token_versions.end(id(queue), len(output.token_ids))
+        return weight_spans(output) or counted
 
     async def _resume(self) -> None:
         """Goes on after an update, in any case; with an engine that it made unusable the running requests end first."""

@@ -16,7 +16,7 @@ from nemo_rl_moe.data.tokenizer import open_tokenizer
 from nemo_rl_moe.errors import RunFailed, UserError
 from nemo_rl_moe.generation.interface import Completions, SamplingSpec
 from nemo_rl_moe.generation.sleep import SleepState
-from nemo_rl_moe.generation.vllm_compat import weight_spans
+from nemo_rl_moe.generation.token_versions import Span
 from nemo_rl_moe.recipe.schema import Recipe
 from nemo_rl_moe.refit.checkpoint_shapes import checkpoint_elements
 
@@ -165,17 +165,19 @@ def sample_seed(seed: int, prompt_id: int, sample: int) -> int:
     return int.from_bytes(digest, "little") >> 1
 
 
-def to_completions(outputs: list[Any], version: int, decode: Callable[[list[list[int]]], list[str]]) -> Completions:
+def to_completions(
+    outputs: list[Any], versions: list[list[Span]], decode: Callable[[list[list[int]]], list[str]]
+) -> Completions:
     """vLLM's finished `CompletionOutput`s as flat arrays.
 
     Args:
-        version: of the weights, for an engine that does not say it itself.
+        versions: which version sampled which tokens of each output.
         decode: token ids of responses to their texts.
     """
     lengths = np.array([len(o.token_ids) for o in outputs], dtype=np.int64)
     total = int(lengths.sum())
     chain = itertools.chain.from_iterable
-    spans = [span for o in outputs for span in weight_spans(o, version)]
+    spans = list(chain(versions))
     return Completions(
         lengths=lengths,
         token_ids=np.fromiter(chain(o.token_ids for o in outputs), dtype=np.int32, count=total),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
 
 from nemo_rl_moe.errors import UserError
+from nemo_rl_moe.generation.token_versions import Span
 from nemo_rl_moe.recipe.schema import Recipe
 
 # The first version that has the weight-transfer lifecycle as `refit.host_engine` implements it.
@@ -111,19 +113,33 @@ def _ready_arguments(recipe: Recipe, index: int) -> dict[str, Any]:
     return arguments
 
 
-def weight_spans(output: Any, version: int) -> list[tuple[int, int]]:
-    """(weight version, tokens) of each stretch of a finished output, in order.
+def finish_weight_update(engine: Any, version: int) -> Any:
+    """Ends a weight update of an `LLM` or `AsyncLLM`, whose answer it returns. vLLM before 0.32 keeps no version."""
+    takes_version = "weight_version" in inspect.signature(engine.finish_weight_update).parameters
+    return engine.finish_weight_update(**({"weight_version": str(version)} if takes_version else {}))
 
-    vLLM from 0.32 says it itself; an engine that still has its checkpoint's weights says "default", our version 0.
+
+def weight_spans(output: Any) -> list[Span] | None:
+    """What vLLM itself says of who sampled a finished output; None before 0.32, which says nothing.
+
+    An engine that still has its checkpoint's weights says "default", our version 0.
 
     Args:
         output: a `CompletionOutput`.
-        version: what an older vLLM, which says nothing, sampled with.
     """
     spans = getattr(output, "weight_versions", None)
     if not spans:
-        return [(version, len(output.token_ids))]
+        return None
     return [(0 if span.version == "default" else int(span.version), span.end - span.start) for span in spans]
+
+
+def sampled_tokens(engine: Any) -> dict[int, int]:
+    """Tokens of each running response of an `AsyncLLM`, by the id of the queue that its output will come from.
+
+    Exact while the engine is paused: `pause_generation` returns after the outputs of its last step were taken in.
+    """
+    states = engine.output_processor.request_states.values()
+    return {id(state.queue): state.detokenizer.num_output_tokens() for state in states}
 
 
 def cpu_reload_needs_help(device_type: str, version: tuple[int, int]) -> bool:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from nemo_rl_moe.generation.engine_worker import EngineWorker, to_completions
 from nemo_rl_moe.generation.interface import Completions, SamplingSpec
-from nemo_rl_moe.generation.vllm_compat import build_llm, gives_memory_back
+from nemo_rl_moe.generation.vllm_compat import build_llm, finish_weight_update, gives_memory_back
 
 
 class VllmWorker(EngineWorker):
@@ -69,10 +69,12 @@ class VllmWorker(EngineWorker):
         self._sleep.check_ready_to_sample()
         requests = self._requests(prompt_ids, prompt_lengths, prompt_tokens, spec, first_samples)
         if not requests.prompts:
-            return to_completions([], self._version, self._decode)
+            return to_completions([], [], self._decode)
         with self._fatal("generation"), _collector_paused():
-            outputs = self._llm.generate(requests.prompts, requests.parameters, use_tqdm=False)
-        return to_completions([output.outputs[0] for output in outputs], self._version, self._decode)
+            answers = self._llm.generate(requests.prompts, requests.parameters, use_tqdm=False)
+        outputs = [answer.outputs[0] for answer in answers]
+        # Calls and updates take turns here.
+        return to_completions(outputs, [[(self._version, len(o.token_ids))] for o in outputs], self._decode)
 
     def update_weights(self, path: str, layout: list, digest: str, version: int) -> dict[str, float]:
         """Loads the weights in a shared buffer and makes them the given version.
@@ -98,7 +100,7 @@ class VllmWorker(EngineWorker):
         with self._fatal(f"weight update to version {version}: update_weights"):
             self._llm.update_weights({"update_info": {"path": path, "layout": layout, "digest": digest}})
         with self._fatal(f"weight update to version {version}: finish_weight_update"):
-            self._llm.finish_weight_update(weight_version=str(version))
+            finish_weight_update(self._llm, version)
         with self._fatal(f"weight update to version {version}: reset_prefix_cache"):
             # Cached keys and values are those of the old weights; vLLM does not drop them by itself.
             self.reset_prefix_cache()

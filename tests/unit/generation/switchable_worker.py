@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from nemo_rl_moe.generation.async_vllm_worker import AsyncVllmWorker
+from nemo_rl_moe.generation.token_versions import Span
 
 
 class SwitchableWorker(AsyncVllmWorker):
-    """The real worker, with the recipe's `grpo.async_grpo` open to change."""
+    """The real worker, with the recipe's `grpo.async_grpo` open to change, and deaf to what vLLM says of versions."""
+
+    silent = False
+
+    def set_silent(self, silent: bool) -> None:
+        """Whether the engine seems to say nothing of versions, as vLLM before 0.32 does."""
+        self.silent = silent
+
+    def _versions_of(self, queue: Any, output: Any) -> list[Span]:
+        if self.silent:
+            output.weight_versions = None
+        return super()._versions_of(queue, output)
 
     def set_updates(self, **settings: object) -> None:
         """Replaces values of `grpo.async_grpo`."""
