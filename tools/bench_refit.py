@@ -92,11 +92,9 @@ def start_engine(recipe: dict[str, Any]) -> None:
     _workers[0].setup()
 
 
-def time_reload(path: str, layout: list, digest: str, rounds: int) -> list[float]:
+def time_reload(update: dict[str, Any], rounds: int) -> list[float]:
     """Seconds of each weight update, first to last phase."""
-    return [_workers[0].update_weights(path, layout, digest, version)["seconds"] for version in range(1, rounds + 2)][
-        1:
-    ]
+    return [_workers[0].update_weights(update, version)["seconds"] for version in range(1, rounds + 2)][1:]
 
 
 def measure(recipe: dict[str, Any], rounds: int) -> tuple[int, list[float], list[float], list[float]]:
@@ -112,8 +110,9 @@ def measure(recipe: dict[str, Any], rounds: int) -> tuple[int, list[float], list
             path = str(buffer.path)
             exports, copies = policy.submit(time_export, path, layout.nbytes, rounds).result(_LIMIT_S)
             engine.submit(start_engine, recipe).result(_LIMIT_S)
-            digest = weight_digest(layout, buffer.tensor)
-            reloads = engine.submit(time_reload, path, layout.to_plain(), digest, rounds).result(_LIMIT_S)
+            digest = weight_digest(layout.views(buffer.tensor), 1)
+            update = {"layout": layout.to_plain(), "digest": digest, "path": path}
+            reloads = engine.submit(time_reload, update, rounds).result(_LIMIT_S)
     return layout.nbytes, exports, copies, reloads
 
 

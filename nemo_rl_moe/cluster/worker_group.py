@@ -135,10 +135,7 @@ class WorkerGroup:
             WorkerDied: naming the rank, with the end of its log.
             WorkerFailed: the first call that raised.
         """
-        own = per_worker if per_worker is not None else [()] * self.size
-        if len(own) != self.size:
-            raise ValueError(f"{len(own)} argument tuples for {self.size} workers")
-        calls = [self.submit(rank, method, *args, *extra, **kwargs) for rank, extra in enumerate(own)]
+        calls = self._submit_all(method, args, per_worker, kwargs)
         results: dict[int, Any] = {}
         # One at a time as they finish: a rank that fails must not hide behind peers that wait for it.
         deadline = time.monotonic() + timeout_s
@@ -155,9 +152,17 @@ class WorkerGroup:
         """
         return ray.put(value)
 
-    def call_each(self, method: str, *args: Any, phase: str, timeout_s: float, **kwargs: Any) -> list[Any]:
+    def call_each(
+        self,
+        method: str,
+        *args: Any,
+        phase: str,
+        timeout_s: float,
+        per_worker: Sequence[tuple[Any, ...]] | None = None,
+        **kwargs: Any,
+    ) -> list[Any]:
         """As `call`, but waits for all: a worker that died or raised has its `WorkerFailed` in place of a result."""
-        calls = [self.submit(rank, method, *args, **kwargs) for rank in range(self.size)]
+        calls = self._submit_all(method, args, per_worker, kwargs)
         results: list[Any] = [None] * self.size
         deadline = time.monotonic() + timeout_s
         while calls:
@@ -178,6 +183,14 @@ class WorkerGroup:
     def submit(self, rank: int, method: str, *args: Any, **kwargs: Any) -> Call:
         """Starts a call and returns at once."""
         return Call(self._actors[rank].call.remote(method, *args, **kwargs), rank, self._lives[rank])
+
+    def _submit_all(
+        self, method: str, args: tuple[Any, ...], per_worker: Sequence[tuple[Any, ...]] | None, kwargs: dict[str, Any]
+    ) -> list[Call]:
+        own = per_worker if per_worker is not None else [()] * self.size
+        if len(own) != self.size:
+            raise ValueError(f"{len(own)} argument tuples for {self.size} workers")
+        return [self.submit(rank, method, *args, *extra, **kwargs) for rank, extra in enumerate(own)]
 
     def wait_any(self, calls: Sequence[Call], deadline: float, phase: str, limit_s: float) -> list[Call]:
         """Waits until one of the calls is done or has failed; returns all that are.

@@ -95,8 +95,8 @@ class AsyncVllmWorker(EngineWorker):
             if not any(output.finish_reason == "abort" for output in outputs):
                 return to_completions(outputs, versions, self._decode)
 
-    async def update_weights(self, path: str, layout: list, digest: str, version: int) -> dict[str, float]:
-        """Loads the weights in a shared buffer and makes them the given version; see `VllmWorker.update_weights`.
+    async def update_weights(self, update: dict[str, Any], version: int) -> dict[str, float]:
+        """Takes the weights that are offered and makes them the given version; see `VllmWorker.update_weights`.
 
         Raises:
             EngineUnusable: it failed, now or before; the message names the phase. Running requests are ended.
@@ -119,8 +119,7 @@ class AsyncVllmWorker(EngineWorker):
                 with self._fatal(f"{what}: start_weight_update"):
                     await self._engine.start_weight_update()
                 with self._fatal(f"{what}: update_weights"):
-                    info = {"path": path, "layout": layout, "digest": digest}
-                    await self._engine.update_weights(WeightTransferUpdateRequest(update_info=info))
+                    await self._engine.update_weights(WeightTransferUpdateRequest(update_info=update))
                 with self._fatal(f"{what}: finish_weight_update"):
                     await finish_weight_update(self._engine, version)
                 self._token_versions.update(sampled_tokens(self._engine), version)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from nemo_rl_moe.data.prompt import Prompt
 from nemo_rl_moe.errors import PhaseTimeout, RunFailed
 from nemo_rl_moe.generation.interface import Completions, SamplingSpec
 from nemo_rl_moe.recipe.schema import Recipe
-from nemo_rl_moe.refit.layout import WeightLayout
+from nemo_rl_moe.refit.offer import WeightOffer
 
 
 class Generator:
@@ -38,7 +38,7 @@ class Generator:
         self._allowed_failures = ahead.max_generation_failures if ahead.enabled else 0
         self._failures = 0
         self._failure: str | None = None
-        self._last_update: tuple[Any, ...] | None = None
+        self._last_offer: WeightOffer | None = None
         self._on_event = on_event
         # Weights are written, loaded and given to a replaced worker by one thread at a time.
         self._weights = threading.RLock()
@@ -101,26 +101,26 @@ class Generator:
         with self._weights:
             yield
 
-    def update_weights(self, path: str, layout: WeightLayout, digest: str, version: int) -> None:
-        """Loads the weights in a shared buffer into every engine; one that fails at it is replaced where allowed.
+    def update_weights(self, offer: WeightOffer) -> None:
+        """Loads the weights into every engine; one that fails at it is replaced where allowed.
 
         Args:
-            path: file of the buffer (`SharedBuffer.path`), which must keep these weights until the next update.
-            layout: of the buffer.
-            digest: `weight_digest` of the sender.
-            version: version that the weights get.
+            offer: must stand until the next update, for workers that are started anew.
 
         Raises:
             PhaseTimeout: naming the workers that did not answer; the generator then refuses to generate.
             RuntimeError: an update failed and no more workers may be replaced; so too.
         """
-        phase = f"refit: weight update to version {version}"
+        phase, limit = f"refit: weight update to version {offer.version}", self._timeouts.refit_s
         with self._weights:
-            self._last_update = (path, layout.to_plain(), digest, version)
+            self._last_offer = offer
             try:
-                results = self._workers.call_each(
-                    "update_weights", *self._last_update, phase=phase, timeout_s=self._timeouts.refit_s
-                )
+                with ExitStack() as serving:
+                    own = [
+                        (serving.enter_context(offer.served_to(rank)), offer.version)
+                        for rank in range(self._workers.size)
+                    ]
+                    results = self._workers.call_each("update_weights", phase=phase, timeout_s=limit, per_worker=own)
                 for error in (result for result in results if isinstance(result, WorkerFailed)):
                     self.replace(error)
             except (RuntimeError, PhaseTimeout) as error:
@@ -165,9 +165,11 @@ class Generator:
         limits = self._timeouts
         self._workers.restart(rank)
         self._workers.call_rank(rank, "setup", phase="generation: engine start anew", timeout_s=limits.setup_s)
-        if self._last_update is not None:
-            phase = f"refit: version {self._last_update[-1]} for a worker started anew"
-            self._workers.call_rank(rank, "update_weights", *self._last_update, phase=phase, timeout_s=limits.refit_s)
+        if (offer := self._last_offer) is not None:
+            phase = f"refit: version {offer.version} for a worker started anew"
+            with offer.served_to(rank) as update:
+                own = (update, offer.version)
+                self._workers.call_rank(rank, "update_weights", *own, phase=phase, timeout_s=limits.refit_s)
 
     def step_done(self) -> None:
         """A step was trained: failures are counted from 0 again."""

@@ -76,13 +76,11 @@ class VllmWorker(EngineWorker):
         # Calls and updates take turns here.
         return to_completions(outputs, [[(self._version, len(o.token_ids))] for o in outputs], self._decode)
 
-    def update_weights(self, path: str, layout: list, digest: str, version: int) -> dict[str, float]:
-        """Loads the weights in a shared buffer and makes them the given version.
+    def update_weights(self, update: dict[str, Any], version: int) -> dict[str, float]:
+        """Takes the weights that are offered and makes them the given version.
 
         Args:
-            path: file of the buffer.
-            layout: `WeightLayout.to_plain()`.
-            digest: `weight_digest` of the sender.
+            update: what the offer gave for this worker (`WeightOffer.served_to`).
             version: exactly the current version + 1; an engine that still has its checkpoint's weights takes any.
 
         Returns:
@@ -98,7 +96,7 @@ class VllmWorker(EngineWorker):
         with self._fatal(f"weight update to version {version}: start_weight_update"):
             self._llm.start_weight_update()
         with self._fatal(f"weight update to version {version}: update_weights"):
-            self._llm.update_weights({"update_info": {"path": path, "layout": layout, "digest": digest}})
+            self._llm.update_weights({"update_info": update})
         with self._fatal(f"weight update to version {version}: finish_weight_update"):
             finish_weight_update(self._llm, version)
         with self._fatal(f"weight update to version {version}: reset_prefix_cache"):

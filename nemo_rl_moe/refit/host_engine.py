@@ -23,7 +23,7 @@ from nemo_rl_moe.generation.vllm_compat import (
     reset_moe_kernels,
     vllm_version,
 )
-from nemo_rl_moe.refit.digest import weight_digest
+from nemo_rl_moe.refit.digest import check_digest
 from nemo_rl_moe.refit.layout import WeightLayout, group_elements
 from nemo_rl_moe.refit.shared_memory import AttachedBuffers
 
@@ -46,14 +46,14 @@ class HostUpdateInfo(WeightTransferUpdateInfo):
     """One update.
 
     Attributes:
-        path: file of the shared buffer.
         layout: `WeightLayout.to_plain()`.
         digest: `weight_digest` as the sender sees it.
+        path: file of the shared buffer.
     """
 
-    path: str
     layout: list
-    digest: str
+    digest: dict[str, str]
+    path: str
 
 
 class HostWeightTransferEngine(WeightTransferEngine[HostInitInfo, HostUpdateInfo]):
@@ -103,11 +103,9 @@ class HostWeightTransferEngine(WeightTransferEngine[HostInitInfo, HostUpdateInfo
         """
         layout = WeightLayout.from_plain(update_info.layout)
         self._check_complete(layout)
-        buffer = self._buffers.get(update_info.path, layout.nbytes)
-        digest = weight_digest(layout, buffer)
-        if digest != update_info.digest:
-            raise ValueError(f"{update_info.path}: digest {digest}, the sender's is {update_info.digest}")
-        (load_weights or self.model.load_weights)(layout.views(buffer).items())
+        tensors = layout.views(self._buffers.get(update_info.path, layout.nbytes))
+        check_digest(tensors, update_info.digest)
+        (load_weights or self.model.load_weights)(tensors.items())
         self._check_loaded()
 
     def finish_weight_update(self) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -89,11 +87,6 @@ class WeightLayout:
     def numel(self) -> int:
         """Elements of all tensors."""
         return sum(slot.numel for slot in self.slots)
-
-    @cached_property
-    def fingerprint(self) -> str:
-        """32 hex digits that are equal on two sides exactly when names, dtypes, shapes and offsets are."""
-        return hashlib.blake2b(json.dumps(self.to_plain()).encode(), digest_size=16).hexdigest()
 
     def views(self, buffer: torch.Tensor) -> dict[str, torch.Tensor]:
         """Name -> view into the buffer with the tensor's dtype and full shape; nothing is copied.

@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import time
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from nemo_rl_moe.refit.digest import weight_digest
 from nemo_rl_moe.refit.layout import WeightLayout
+from nemo_rl_moe.refit.offer import SharedMemoryOffer, WeightOffer
 from nemo_rl_moe.refit.shared_memory import SharedBuffer
 
 
@@ -28,8 +29,8 @@ class WeightReceiver(Protocol):
     def weights_held(self) -> contextlib.AbstractContextManager[None]:
         """While held, nobody else reads the buffer, as an engine started anew would."""
 
-    def update_weights(self, path: str, layout: WeightLayout, digest: str, version: int) -> Any:
-        """Loads the weights and makes them the version; returns when all engines are done."""
+    def update_weights(self, offer: WeightOffer) -> None:
+        """Loads the weights; returns when all engines are at the offer's version."""
 
     def weight_versions(self) -> list[int]:
         """Version of each engine's weights."""
@@ -87,7 +88,8 @@ class WeightSynchronizer:
                     f"refit to version {version}: the trainer wrote {written} of {layout.numel} elements"
                 )
             exported = time.perf_counter()
-            self._generator.update_weights(str(buffer.path), layout, weight_digest(layout, buffer.tensor), version)
+            digest = weight_digest(layout.views(buffer.tensor), version)
+            self._generator.update_weights(SharedMemoryOffer(str(buffer.path), layout, digest, version))
             loaded = time.perf_counter()
         versions = self._generator.weight_versions()
         if versions != [version] * len(versions):

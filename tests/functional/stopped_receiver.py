@@ -12,18 +12,19 @@ import psutil
 
 from nemo_rl_moe.cli import main
 from nemo_rl_moe.generation.generator import Generator
+from nemo_rl_moe.refit.offer import WeightOffer
 
 
 def stop_before_update(version: int) -> None:
     """From now on the last worker's processes stand still from the update to the version on."""
     update = Generator.update_weights
 
-    def stopped(self: Generator, *args: object) -> None:
-        if args[-1] == version:
+    def stopped(self: Generator, offer: WeightOffer) -> None:
+        if offer.version == version:
             worker = psutil.Process(self.workers.pids()[-1])
             for process in (*worker.children(recursive=True), worker):
                 process.send_signal(signal.SIGSTOP)
-        update(self, *args)
+        update(self, offer)
 
     Generator.update_weights = stopped  # type: ignore[method-assign]
 

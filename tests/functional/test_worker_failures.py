@@ -18,6 +18,7 @@ from nemo_rl_moe.generation.dispatcher import Dispatcher
 from nemo_rl_moe.generation.generator import Generator
 from nemo_rl_moe.loops.run import load_data
 from nemo_rl_moe.recipe.load import load_recipe
+from nemo_rl_moe.refit.offer import WeightOffer
 from tests.functional.cli import MODEL, RECIPES, metrics, run_recipe
 from tests.functional.test_async import ASYNC, SHORT, prompt_ids
 from tests.functional.test_interrupt import ended, start, weight_buffers
@@ -43,12 +44,12 @@ def kill_in_the_middle_of_an_update(monkeypatch: pytest.MonkeyPatch, version: in
     """Worker 1 stands still when the update to the version begins and dies half a second into it."""
     update = Generator.update_weights
 
-    def killed(self: Generator, *args: object) -> None:
-        if args[-1] == version:
+    def killed(self: Generator, offer: WeightOffer) -> None:
+        if offer.version == version:
             pid = self.workers.pids()[1]
             os.kill(pid, signal.SIGSTOP)
             threading.Timer(0.5, os.kill, (pid, signal.SIGKILL)).start()
-        update(self, *args)  # type: ignore[arg-type]
+        update(self, offer)
 
     monkeypatch.setattr(Generator, "update_weights", killed)
 

@@ -40,7 +40,8 @@ def update(worker: VllmWorker, version: int) -> None:
     with SharedBuffer.create(layout.nbytes) as buffer:
         for name, view in layout.views(buffer.tensor).items():
             view.copy_(tensors[name])
-        worker.update_weights(str(buffer.path), layout.to_plain(), weight_digest(layout, buffer.tensor), version)
+        digest = weight_digest(layout.views(buffer.tensor), version)
+        worker.update_weights({"layout": layout.to_plain(), "digest": digest, "path": str(buffer.path)}, version)
 
 
 @pytest.mark.gpu("vLLM's CPU worker has no memory that it could give back")

@@ -78,7 +78,7 @@ class FakeGenerationWorker:
             texts=["word " * spec.max_new_tokens] * count,
         )
 
-    def update_weights(self, path: str, layout: list, digest: str, version: int) -> dict[str, float]:
+    def update_weights(self, update: dict[str, Any], version: int) -> dict[str, float]:
         self._version = version
         return {"seconds": 0.0}
 

@@ -139,10 +139,11 @@ class Engine:
         with SharedBuffer.create(layout.nbytes) as buffer:
             for name, view in layout.views(buffer.tensor).items():
                 view.copy_(tensors[name])
-            digest = weight_digest(layout, buffer.tensor)
+            digest = weight_digest(layout.views(buffer.tensor), wanted)
             self.update(str(buffer.path), layout.to_plain(), digest, wanted)
         return wanted
 
-    def update(self, path: str, layout: list, digest: str, version: int) -> None:
+    def update(self, path: str, layout: list, digest: dict[str, str], version: int) -> None:
         """The worker's `update_weights` as it is."""
-        self.process.call(self.name, "update_weights", path, layout, digest, version)
+        update = {"layout": layout, "digest": digest, "path": path}
+        self.process.call(self.name, "update_weights", update, version)

@@ -192,18 +192,23 @@ def test_a_buffer_shorter_than_the_layout_is_an_error_with_both_sizes(new_engine
         SharedBuffer.create(layout.nbytes - 64) as buffer,
         pytest.raises(EngineUnusable, match=f"has {layout.nbytes - 64} bytes, expected {layout.nbytes}"),
     ):
-        engine.update(str(buffer.path), layout.to_plain(), "", 1)
+        engine.update(str(buffer.path), layout.to_plain(), {}, 1)
     with pytest.raises(EngineUnusable):
         engine.generate([[5, 6]], SPEC)
 
 
-def test_bytes_that_are_not_the_senders_are_an_error_with_both_digests(new_engine: Callable[..., Engine]) -> None:
-    engine, model = new_engine(), make_model("moe", 39)
+def test_an_update_with_a_damaged_tensor_is_refused_with_its_name_and_loads_nothing(
+    new_engine: Callable[..., Engine],
+) -> None:
+    engine, model, damaged = new_engine(), make_model("moe", 39), "model.layers.1.mlp.experts.5.up_proj.weight"
     tensors = checkpoint_tensors(model)
     layout = WeightLayout.build((k, v.dtype, v.shape) for k, v in tensors.items())
     with SharedBuffer.create(layout.nbytes) as buffer:
-        before = weight_digest(layout, buffer.tensor)
-        for name, view in layout.views(buffer.tensor).items():
+        views = layout.views(buffer.tensor)
+        for name, view in views.items():
             view.copy_(tensors[name])
-        with pytest.raises(EngineUnusable, match=f"digest [0-9a-f]{{32}}, the sender's is {before}"):
-            engine.update(str(buffer.path), layout.to_plain(), before, 1)
+        sent = weight_digest(views, 1)
+        views[damaged][32, 0] += 1e-3
+        with pytest.raises(EngineUnusable, match=f"1 of {len(sent)} sampled tensors are not what was sent: {damaged}$"):
+            engine.update(str(buffer.path), layout.to_plain(), sent, 1)
+    assert engine.version() == 0

@@ -27,6 +27,7 @@ from nemo_rl_moe.loops.health import HealthGate
 from nemo_rl_moe.recipe.plan import plan
 from nemo_rl_moe.recipe.schema import Recipe
 from nemo_rl_moe.refit.layout import WeightLayout
+from nemo_rl_moe.refit.offer import SharedMemoryOffer
 from nemo_rl_moe.tracking.timers import PhaseTimer
 
 
@@ -115,11 +116,11 @@ class FakeWorkers:
         if method == "update_weights":
             self._update(rank, args[-1])
 
-    def call_each(self, method: str, *args: Any, phase: str, timeout_s: float) -> list[Any]:
+    def call_each(self, method: str, *, phase: str, timeout_s: float, per_worker: Any) -> list[Any]:
         results: list[Any] = [None] * self.size
-        for rank in range(self.size):
+        for rank, (_, version) in enumerate(per_worker):
             try:
-                self._update(rank, args[-1])
+                self._update(rank, version)
             except WorkerFailed as error:
                 results[rank] = error
         return results
@@ -203,7 +204,7 @@ class FakeSynchronizer:
 
     def sync(self, version: int) -> None:
         with self.generator.weights_held():
-            self.generator.update_weights("", WeightLayout.build([]), "", version)
+            self.generator.update_weights(SharedMemoryOffer("", WeightLayout.build([]), {}, version))
         assert self.generator.weight_versions() == [version] * self.generator.size
 
 

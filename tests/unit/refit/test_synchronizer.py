@@ -7,8 +7,9 @@ import contextlib
 import pytest
 import torch
 
-from nemo_rl_moe.refit.digest import weight_digest
+from nemo_rl_moe.refit.digest import check_digest
 from nemo_rl_moe.refit.layout import WeightLayout
+from nemo_rl_moe.refit.offer import WeightOffer
 from nemo_rl_moe.refit.shared_memory import SharedBuffer
 from nemo_rl_moe.refit.synchronizer import WeightSynchronizer
 
@@ -47,12 +48,13 @@ class FakeReceiver:
     def weights_held(self) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
 
-    def update_weights(self, path: str, layout: WeightLayout, digest: str, version: int) -> None:
+    def update_weights(self, offer: WeightOffer) -> None:
         """Checks the digest, as engines do."""
-        with SharedBuffer.attach(path, layout.nbytes) as buffer:
-            assert weight_digest(layout, buffer.tensor) == digest
-            self.loaded = [view.clone() for view in layout.views(buffer.tensor).values()]
-        self.version = version
+        with offer.served_to(0) as update, SharedBuffer.attach(update["path"], LAYOUT.nbytes) as buffer:
+            views = WeightLayout.from_plain(update["layout"]).views(buffer.tensor)
+            check_digest(views, update["digest"])
+            self.loaded = [view.clone() for view in views.values()]
+        self.version = offer.version
 
     def weight_versions(self) -> list[int]:
         """The second is late by `lag`."""
